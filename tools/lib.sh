@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# Shared by the scripts of this folder: where the cache is, and how they speak.
+# Sourced, never run. Refuses nothing; the callers do.
+# shellcheck shell=bash
+
+# These are read by the scripts that source this file.
+# shellcheck disable=SC2034
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck disable=SC2034
+tools=$repo/tools
+cache=${LIGHTER_CACHE:-$repo/.cache}
+program=$(basename "$0")
+
+# One line about what goes on. On stderr: stdout belongs to results.
+say() { printf '%s: %s\n' "$program" "$*" >&2; }
+
+# An error names the thing, the cause and the remedy.
+die() {
+	printf '%s: error: %s\n' "$program" "$*" >&2
+	exit 1
+}
+
+# Prints this script's leading comment, its manual.
+usage() { awk 'NR > 2 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$0"; }
+
+need_root() { [ "$(id -u)" = 0 ] || die "$1 needs root: run it with sudo"; }
+
+# need_program PROGRAM PACKAGE: installs the package when the program is missing, and says so.
+need_program() {
+	command -v "$1" >/dev/null && return
+	need_root "installing $2 (for $1)"
+	say "$1 is missing: installing the package $2 with apt-get"
+	DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$2" >&2 ||
+		{ apt-get -qq update >&2 && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$2" >&2; } ||
+		die "cannot install $2: install it by hand, then run this again"
+}
+
+# exclusively LOCK_FILE: waits until no other run of the same step holds the lock, which ends with this process.
+exclusively() {
+	mkdir -p "$(dirname "$1")"
+	exec {lock_fd}>"$1"
+	flock --nonblock "$lock_fd" || {
+		say "waiting for another run to finish ($1)"
+		flock "$lock_fd"
+	}
+}
+
+# size PATH: how much disk it takes, for people.
+size() { du -sh "$1" | cut -f1; }
