@@ -11,7 +11,7 @@ mod report;
 mod words;
 
 pub use control::{FromService, StreamOffer, ToService};
-pub use packet::{MAX_DESCRIPTORS, MAX_PACKET_BYTES, PacketError, recv, send};
+pub use packet::{MAX_DESCRIPTORS, MAX_PACKET_BYTES, PacketError, recv, recv_up_to, send};
 pub use report::{ContainerReport, EngineState, ServiceReport};
 pub use words::{Endpoint, GrantId, Kind, Owner, UnknownKind};
 

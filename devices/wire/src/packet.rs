@@ -33,8 +33,11 @@ pub enum PacketError {
         count: usize,
     },
     /// The packet or its descriptors were cut by the receiver's buffer.
-    #[error("packet was cut short: larger than {MAX_PACKET_BYTES} bytes or {MAX_DESCRIPTORS} descriptors")]
-    Truncated,
+    #[error("packet was cut short: larger than {max_bytes} bytes or {MAX_DESCRIPTORS} descriptors")]
+    Truncated {
+        /// Most bytes that this receiver takes.
+        max_bytes: usize,
+    },
     /// Not a message of ours.
     #[error("packet of {bytes} bytes is no valid message")]
     Malformed {
@@ -88,7 +91,18 @@ pub fn send(
 /// When the packet was cut, is no message of type `T`, or the socket fails. Descriptors of a packet that is
 /// refused are closed.
 pub fn recv<T: DeserializeOwned>(socket: impl AsFd) -> Result<Option<(T, Vec<OwnedFd>)>, PacketError> {
-    let mut bytes = vec![0; MAX_PACKET_BYTES];
+    recv_up_to(socket, MAX_PACKET_BYTES)
+}
+
+/// [`recv`] with a smaller cap, for senders that are trusted with less memory.
+///
+/// # Errors
+/// As [`recv`].
+pub fn recv_up_to<T: DeserializeOwned>(
+    socket: impl AsFd,
+    max_bytes: usize,
+) -> Result<Option<(T, Vec<OwnedFd>)>, PacketError> {
+    let mut bytes = vec![0; max_bytes];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let got = rustix::io::retry_on_intr(|| {
@@ -103,7 +117,7 @@ pub fn recv<T: DeserializeOwned>(socket: impl AsFd) -> Result<Option<(T, Vec<Own
         .flatten()
         .collect();
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(PacketError::Truncated);
+        return Err(PacketError::Truncated { max_bytes });
     }
     if got.bytes == 0 {
         return Ok(None);
@@ -142,6 +156,15 @@ mod tests {
         let mut byte = [0];
         near.read_exact(&mut byte).unwrap();
         assert_eq!(&byte, b"x");
+    }
+
+    #[test]
+    fn a_packet_over_the_receivers_own_cap_is_refused() {
+        let (a, b) = pair();
+        send(&a, &"12345678", &[]).unwrap();
+        send(&a, &"12345678", &[]).unwrap();
+        assert!(matches!(recv_up_to::<String>(&b, 9), Err(PacketError::Truncated { max_bytes: 9 })));
+        assert_eq!(recv_up_to::<String>(&b, 10).unwrap().unwrap().0, "12345678");
     }
 
     #[test]
