@@ -5,8 +5,62 @@
 //! worker process per container; only the worker loads ggml, so that whatever a container's messages do to
 //! ggml ends with that container.
 
+pub mod config;
 pub mod control;
+pub mod edits;
 pub mod ggml;
+pub mod locate;
+pub mod probe;
+pub mod readings;
 pub mod rpc;
 pub mod service;
 pub mod worker;
+
+use std::os::fd::OwnedFd;
+
+use lighter_wire::{Endpoint, Kind};
+
+pub use config::{Libraries, MetalConfig, MetalConfigError};
+
+use crate::Device;
+use crate::client::{ClientFile, env_file};
+use crate::host::{Host, Probe};
+
+/// The metal device with its settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Metal {
+    /// The settings, already validated.
+    pub config: MetalConfig,
+}
+
+impl Metal {
+    fn endpoint(&self) -> Endpoint {
+        Endpoint::Loopback(self.config.port)
+    }
+}
+
+impl Device for Metal {
+    fn kind(&self) -> Kind {
+        Kind::Metal
+    }
+
+    fn endpoints(&self) -> Vec<Endpoint> {
+        vec![self.endpoint()]
+    }
+
+    fn probe(&self, host: &Host) -> Probe {
+        probe::probe(&host.program, &self.config)
+    }
+
+    fn spec(&self, host: &Host, probe: &Probe) -> Option<lighter_cdi::Spec> {
+        edits::spec(host, self.endpoint(), probe)
+    }
+
+    fn client_files(&self) -> Vec<ClientFile> {
+        vec![env_file(edits::FOLDER, &edits::variables(self.endpoint()))]
+    }
+
+    fn serve(&self, control: OwnedFd) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(service::run(control, self.config.clone())?)
+    }
+}

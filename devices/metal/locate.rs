@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where ggml is on this host, and how a process that loads it must be started. Looks at files only.
+//!
+//! In this order: the libraries that the configuration names, the engine root that `lighter setup metal` made,
+//! the system's own libraries. A process for an engine root is started through the root's own loader, because
+//! the libraries in it may need a newer C library than the system's.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::config::{Libraries, MetalConfig};
+
+/// The multiarch triplet and the loader of this architecture, as in Debian.
+#[cfg(target_arch = "x86_64")]
+const PLATFORM: (&str, &str) = ("x86_64-linux-gnu", "ld-linux-x86-64.so.2");
+#[cfg(target_arch = "aarch64")]
+const PLATFORM: (&str, &str) = ("aarch64-linux-gnu", "ld-linux-aarch64.so.1");
+
+/// ggml on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineFiles {
+    /// The libraries to load.
+    pub libraries: Libraries,
+    /// How to start a process that can load them; `None` is the ordinary way.
+    pub loader: Option<Loader>,
+    /// Variables that the process needs.
+    pub environment: Vec<(String, String)>,
+    /// Folders that it must be able to read.
+    pub folders: Vec<PathBuf>,
+}
+
+/// A dynamic loader and where it finds libraries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loader {
+    /// The loader program.
+    pub program: PathBuf,
+    /// Folders with libraries, for its `--library-path`.
+    pub library_path: OsString,
+}
+
+/// ggml is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// Why.
+    pub reason: String,
+    /// What the user can do.
+    pub remedy: String,
+}
+
+/// Finds ggml. `system` is the folder that stands for `/` (for tests).
+///
+/// # Errors
+/// When ggml is nowhere, with what to do.
+pub fn locate(config: &MetalConfig, system: &Path) -> Result<EngineFiles, Missing> {
+    if let Some(libraries) = &config.libraries {
+        return configured(libraries, config, system);
+    }
+    if let Some(files) = engine_root(&config.engine_root, config, system)? {
+        return Ok(files);
+    }
+    if let Some(files) = system_libraries(config, system) {
+        return Ok(files);
+    }
+    Err(Missing {
+        reason: format!(
+            "ggml (libggml.so.0, libggml-base.so.0) is neither in {} nor in the system's library folders",
+            config.engine_root.display()
+        ),
+        remedy: "run `lighter setup metal`, or install your distribution's ggml (Debian: libggml0)"
+            .to_owned(),
+    })
+}
+
+fn configured(libraries: &Libraries, config: &MetalConfig, system: &Path) -> Result<EngineFiles, Missing> {
+    let named = [("base", Some(&libraries.base)), ("registry", Some(&libraries.registry))];
+    let backends = [("backends_dir", libraries.backends_dir.as_ref())];
+    for (key, path) in named.into_iter().chain(backends) {
+        if let Some(path) = path.filter(|path| !path.exists()) {
+            return Err(Missing {
+                reason: format!(
+                    "metal.libraries.{key} = {:?}: there is no such file",
+                    path.display().to_string()
+                ),
+                remedy: "correct the setting, or remove metal.libraries to have lighter search".to_owned(),
+            });
+        }
+    }
+    let mut folders = system_folders(system);
+    let parents = [libraries.base.parent(), libraries.registry.parent(), libraries.backends_dir.as_deref()];
+    folders.extend(parents.into_iter().flatten().map(Path::to_owned));
+    Ok(EngineFiles { libraries: libraries.clone(), loader: None, environment: environment(config), folders })
+}
+
+fn engine_root(root: &Path, config: &MetalConfig, system: &Path) -> Result<Option<EngineFiles>, Missing> {
+    let (triplet, loader) = PLATFORM;
+    let library_dir = root.join("usr/lib").join(triplet);
+    let Some(libraries) = libraries_in(&library_dir) else {
+        return Ok(None);
+    };
+    let places = ["lib64", "usr/lib64", "lib", "usr/lib"].map(|place| root.join(place).join(loader));
+    let program = places.into_iter().chain([library_dir.join(loader)]).find(|path| path.is_file());
+    let Some(program) = program else {
+        return Err(Missing {
+            reason: format!("engine root {} has ggml but no loader {loader}", root.display()),
+            remedy: "run `lighter setup metal` again".to_owned(),
+        });
+    };
+    // Drivers of the host that no package can bring, such as NVIDIA's, are found by the loader's own search.
+    let mut library_path = library_dir.clone().into_os_string();
+    for place in ["blas", "lapack"] {
+        let folder = library_dir.join(place);
+        if folder.is_dir() {
+            library_path.push(":");
+            library_path.push(folder);
+        }
+    }
+    let mut environment = environment(config);
+    if let Some(drivers) = vulkan_drivers(root, system) {
+        environment.push(("VK_DRIVER_FILES".to_owned(), drivers));
+    }
+    let mut folders = system_folders(system);
+    folders.push(root.to_owned());
+    Ok(Some(EngineFiles { libraries, loader: Some(Loader { program, library_path }), environment, folders }))
+}
+
+fn system_libraries(config: &MetalConfig, system: &Path) -> Option<EngineFiles> {
+    let (triplet, _) = PLATFORM;
+    let usual = [
+        format!("usr/local/lib/{triplet}"),
+        "usr/local/lib".to_owned(),
+        format!("usr/lib/{triplet}"),
+        "usr/lib64".to_owned(),
+        "usr/lib".to_owned(),
+    ];
+    let folders = usual.iter().map(|place| system.join(place)).chain(loader_folders(system));
+    let libraries = folders.into_iter().find_map(|folder| libraries_in(&folder))?;
+    let mut folders = system_folders(system);
+    folders.extend(libraries.base.parent().map(Path::to_owned));
+    Some(EngineFiles { libraries, loader: None, environment: environment(config), folders })
+}
+
+/// ggml in one folder, when all of it is there.
+fn libraries_in(folder: &Path) -> Option<Libraries> {
+    let find = |names: [&str; 2]| names.map(|name| folder.join(name)).into_iter().find(|path| path.is_file());
+    let base = find(["libggml-base.so.0", "libggml-base.so"])?;
+    let registry = find(["libggml.so.0", "libggml.so"])?;
+    let backends = ["ggml/backends0", "ggml/backends", "ggml"].map(|name| folder.join(name));
+    Some(Libraries { base, registry, backends_dir: backends.into_iter().find(|path| path.is_dir()) })
+}
+
+/// Folders that the system's loader is configured with.
+fn loader_folders(system: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(system.join("etc/ld.so.conf.d")) else {
+        return Vec::new();
+    };
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    files
+        .iter()
+        .filter_map(|file| std::fs::read_to_string(file).ok())
+        .flat_map(|text| {
+            text.lines()
+                .map(|line| line.split('#').next().unwrap_or_default().trim().to_owned())
+                .filter(|line| line.starts_with('/'))
+                .collect::<Vec<_>>()
+        })
+        .map(|line| system.join(line.trim_start_matches('/')))
+        .collect()
+}
+
+/// Vulkan drivers for a process in an engine root: the root's own, and the host's NVIDIA driver. The host's Mesa
+/// is left out: it is built against the host's libraries.
+fn vulkan_drivers(root: &Path, system: &Path) -> Option<String> {
+    let json_files = |folder: PathBuf| -> Vec<PathBuf> {
+        let entries =
+            std::fs::read_dir(folder).map(|entries| entries.flatten().collect()).unwrap_or(Vec::new());
+        let mut files: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).collect();
+        files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+        files.sort();
+        files
+    };
+    let mut files = Vec::new();
+    for place in ["etc/vulkan/icd.d", "usr/share/vulkan/icd.d"] {
+        files.extend(json_files(root.join(place)));
+        let is_nvidia =
+            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("nvidia"));
+        files.extend(json_files(system.join(place)).into_iter().filter(is_nvidia));
+    }
+    let files: Vec<String> = files.iter().map(|path| path.display().to_string()).collect();
+    (!files.is_empty()).then(|| files.join(":"))
+}
+
+fn environment(config: &MetalConfig) -> Vec<(String, String)> {
+    config.environment.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// What any process that loads system libraries and drivers reads.
+fn system_folders(system: &Path) -> Vec<PathBuf> {
+    let places = [
+        "usr/lib",
+        "usr/lib64",
+        "usr/local/lib",
+        "lib",
+        "lib64",
+        "usr/local/cuda",
+        "opt/rocm",
+        "etc/ld.so.cache",
+        "etc/ld.so.preload",
+        "etc/vulkan",
+        "usr/share/vulkan",
+        "usr/share/nvidia",
+        "usr/share/drirc.d",
+        "usr/share/libdrm",
+        "etc/OpenCL",
+    ];
+    places.iter().map(|place| system.join(place)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn touch(path: &Path) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "").unwrap();
+    }
+
+    fn put_ggml(folder: &Path) {
+        touch(&folder.join("libggml.so.0"));
+        touch(&folder.join("libggml-base.so.0"));
+        touch(&folder.join("ggml/backends0/libggml-cpu.so"));
+    }
+
+    fn config(root: &Path) -> MetalConfig {
+        MetalConfig { engine_root: root.to_owned(), ..MetalConfig::default() }
+    }
+
+    #[test]
+    fn nothing_there_is_missing_with_a_remedy() {
+        let system = tempfile::tempdir().unwrap();
+        let missing = locate(&config(&system.path().join("engine")), system.path()).unwrap_err();
+        assert!(missing.reason.contains("libggml.so.0"), "{missing:?}");
+        assert!(missing.remedy.contains("lighter setup metal"), "{missing:?}");
+    }
+
+    #[test]
+    fn the_engine_root_comes_before_the_system_and_brings_its_loader_and_drivers() {
+        let system = tempfile::tempdir().unwrap();
+        let (triplet, loader) = PLATFORM;
+        put_ggml(&system.path().join("usr/lib").join(triplet));
+        let root = system.path().join("engine");
+        let plain = locate(&config(&root), system.path()).unwrap();
+        assert_eq!(plain.loader, None);
+        assert!(plain.libraries.backends_dir.unwrap().ends_with("ggml/backends0"));
+
+        put_ggml(&root.join("usr/lib").join(triplet));
+        assert!(locate(&config(&root), system.path()).unwrap_err().reason.contains("no loader"));
+        touch(&root.join("lib64").join(loader));
+        touch(&root.join("usr/share/vulkan/icd.d/lvp.json"));
+        touch(&system.path().join("usr/share/vulkan/icd.d/radeon.json"));
+        touch(&system.path().join("usr/share/vulkan/icd.d/nvidia_icd.json"));
+        let files = locate(&config(&root), system.path()).unwrap();
+        assert!(files.libraries.base.starts_with(&root));
+        assert_eq!(files.loader.unwrap().program, root.join("lib64").join(loader));
+        let [(name, drivers)] = files.environment.as_slice() else { panic!("{:?}", files.environment) };
+        assert_eq!(name, "VK_DRIVER_FILES");
+        assert!(drivers.contains("lvp.json") && drivers.contains("nvidia_icd.json"), "{drivers}");
+        assert!(!drivers.contains("radeon"), "{drivers}");
+    }
+
+    #[test]
+    fn configured_libraries_come_first_and_a_wrong_path_is_named() {
+        let system = tempfile::tempdir().unwrap();
+        let folder = system.path().join("my");
+        put_ggml(&folder);
+        let mut config = config(&system.path().join("engine"));
+        let libraries = Libraries {
+            base: folder.join("libggml-base.so.0"),
+            registry: folder.join("libggml.so.0"),
+            backends_dir: None,
+        };
+        config.libraries = Some(libraries.clone());
+        assert_eq!(locate(&config, system.path()).unwrap().libraries, libraries);
+        config.libraries = Some(Libraries { registry: folder.join("none.so"), ..libraries });
+        assert!(locate(&config, system.path()).unwrap_err().reason.contains("metal.libraries.registry"));
+    }
+
+    #[test]
+    fn a_folder_of_the_loaders_configuration_is_searched() {
+        let system = tempfile::tempdir().unwrap();
+        put_ggml(&system.path().join("opt/ggml"));
+        touch(&system.path().join("etc/ld.so.conf.d/ggml.conf"));
+        fs::write(system.path().join("etc/ld.so.conf.d/ggml.conf"), "# ours\n/opt/ggml # here\n").unwrap();
+        let files = locate(&config(&system.path().join("engine")), system.path()).unwrap();
+        assert_eq!(files.libraries.registry, system.path().join("opt/ggml/libggml.so.0"));
+    }
+}
