@@ -8,13 +8,26 @@
 //!
 //! The measure of all behaviour is the reference implementation; `tests/golden.rs` compares with what it did.
 
+mod decode;
+mod host;
+mod inject;
 mod names;
+mod oci;
+mod parse;
+mod registry;
+mod scalar;
 mod spec;
+mod tree;
 mod validate;
 mod version;
 mod write;
 
+pub use host::{HostNode, HostNodes, RealNodes};
+pub use inject::InjectError;
 pub use names::{Class, DeviceName, Kind, NameError, QualifiedName, Vendor};
+pub use oci::ShapeError;
+pub use parse::{MAX_SPEC_BYTES, ParseError, parse_bytes};
+pub use registry::{DEFAULT_DIRECTORIES, FileError, Offer, Registry, Shadowed};
 pub use spec::{
     ContainerEdits, Device, DeviceNode, Hook, HookName, IntelRdt, Mount, NetDevice, NodeType, Spec,
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Writing and removing spec files, as a producer does it.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test states what must hold")]
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
