@@ -2,8 +2,8 @@
 //! Decodes a tree into serde types, with the coercions that readers of specs agree on.
 //!
 //! Called by the parser only. A field of text takes numbers and truth values; null leaves a field as it is
-//! by default; keys match fields regardless of case. Refuses two keys that differ in case only (elsewhere
-//! one of them wins by accident) and numbers that do not fit. Errors say where: `devices[0].name`.
+//! by default; keys match fields regardless of case. Refuses numbers that do not fit. Errors say where:
+//! `devices[0].name`.
 
 use std::fmt;
 
@@ -67,8 +67,10 @@ where
         Tree::Scalar(Scalar::Null) => 0,
         Tree::Scalar(Scalar::Int(value)) => i128::from(*value),
         Tree::Scalar(Scalar::Uint(value)) => i128::from(*value),
-        #[expect(clippy::cast_possible_truncation, reason = "whole and below 1e21")]
-        Tree::Scalar(Scalar::Float(value)) if value.fract() == 0.0 && value.abs() < 1e21 => *value as i128,
+        // By way of the shortest text, which is how other readers hand it on.
+        Tree::Scalar(Scalar::Float(value)) if value.fract() == 0.0 && value.abs() < 1e21 => {
+            value.to_string().parse().map_err(de::Error::custom)?
+        }
         other => return wanted("a whole number", other),
     };
     N::try_from(value).map_err(|_| de::Error::custom(format_args!("the number {value} is out of range")))
@@ -134,18 +136,21 @@ impl<'de> de::Deserializer<'de> for Decoder {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
-        let mut seen: Vec<(String, String)> = Vec::new();
-        let mut canonical = Vec::new();
-        for (key, value) in entries(self.0)? {
+        let mut given = entries(self.0)?;
+        // Of keys that differ in case only, the later in this order counts.
+        given.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let mut canonical: Vec<(String, Tree)> = Vec::new();
+        for (key, value) in given {
             let field = fields.iter().find(|field| **field == key);
             let field = field.or_else(|| fields.iter().find(|field| field.eq_ignore_ascii_case(&key)));
-            let name = field.map_or_else(|| key.clone(), |field| (*field).to_owned());
-            if let Some((_, other)) = seen.iter().find(|(taken, _)| *taken == name) {
-                let message = format!("the keys {other:?} and {key:?} mean the same");
-                return Err(de::Error::custom(message));
+            let name = field.map_or(key, |field| (*field).to_owned());
+            match canonical.iter().position(|(taken, _)| *taken == name) {
+                Some(index) => {
+                    let (_, earlier) = canonical.swap_remove(index);
+                    canonical.push((name, earlier.followed_by(value)));
+                }
+                None => canonical.push((name, value)),
             }
-            seen.push((name.clone(), key));
-            canonical.push((name, value));
         }
         visitor.visit_map(Entries::new(canonical))
     }

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use granit_parser::{Event, Parser, ScalarStyle, StrInput, Tag};
+use granit_parser::{Event, Parser, ScalarStyle, ScanError, StrInput, Tag};
 
 use crate::scalar::{Scalar, resolve_plain, resolve_tagged};
 
@@ -20,7 +20,7 @@ const MAX_ALIASED_WEIGHT: usize = 16 << 20;
 pub(crate) enum Tree {
     Scalar(Scalar),
     List(Vec<Tree>),
-    /// Keys are unique.
+    /// Keys are unique in what is read.
     Map(Vec<(String, Tree)>),
 }
 
@@ -37,6 +37,19 @@ impl Tree {
     /// True for a document that says nothing.
     pub(crate) fn is_null(&self) -> bool {
         matches!(self, Self::Scalar(Scalar::Null))
+    }
+
+    /// The later of two values for one field, as other readers take them: null changes nothing, the
+    /// entries of objects add up, everything else replaces.
+    pub(crate) fn followed_by(self, later: Self) -> Self {
+        match (self, later) {
+            (earlier, Self::Scalar(Scalar::Null)) => earlier,
+            (Self::Map(mut entries), Self::Map(more)) => {
+                entries.extend(more);
+                Self::Map(entries)
+            }
+            (_, later) => later,
+        }
     }
 
     fn weight(&self) -> usize {
@@ -60,19 +73,28 @@ pub(crate) struct TreeError {
 
 /// Reads the first document; none if there is no content at all.
 pub(crate) fn first_document(text: &str) -> Result<Option<Tree>, TreeError> {
-    let options = granit_parser::options! { emit_comments: false, block_scalar_eof_without_line_feed: true };
+    let options = granit_parser::options! {
+        emit_comments: false,
+        block_scalar_eof_without_line_feed: true,
+        bom_inside_document_as_content: true,
+    };
     let mut parser: Parser<'_, StrInput<'_>> = Parser::new_from_str_with_options(text, options);
     let mut builder = Builder::default();
     while let Some(next) = parser.next_event() {
-        let (event, span) =
-            next.map_err(|error| TreeError { line: error.marker().line(), message: error.info() })?;
+        let (event, span) = next.map_err(scan_error)?;
         let at_line = |message| TreeError { line: span.start.line(), message };
         let done = builder.take(event).map_err(at_line)?;
         if let Some(tree) = done {
+            parser.next_event().transpose().map_err(scan_error)?;
             return Ok(Some(tree));
         }
     }
     Ok(None)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the signature that map_err calls")]
+fn scan_error(error: ScanError) -> TreeError {
+    TreeError { line: error.marker().line(), message: error.info() }
 }
 
 /// A collection that is not complete yet.
@@ -129,6 +151,10 @@ impl Builder {
                 }
                 self.complete(tree, 0, false)
             }
+            // Its scalars would mean something else, so other readers refuse it too.
+            Event::DocumentStart(_, Some(version)) if (version.major, version.minor) != (1, 1) => {
+                Err(format!("the document declares YAML {}.{}, specs are 1.1", version.major, version.minor))
+            }
             _ => Ok(None),
         }
     }
@@ -168,9 +194,6 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Scalar, S
         let plain = style == ScalarStyle::Plain;
         return Ok(if plain { resolve_plain(text) } else { Scalar::Text(text.to_owned()) });
     };
-    if tag.original() == "!" {
-        return Ok(resolve_plain(text));
-    }
     match tag.core_suffix() {
         Some(core @ ("bool" | "float" | "int" | "null" | "str")) => {
             resolve_tagged(core, text).ok_or_else(|| format!("{text:?} does not fit its tag !!{core}"))
