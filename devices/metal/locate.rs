@@ -172,8 +172,8 @@ fn loader_folders(system: &Path) -> Vec<PathBuf> {
 /// is left out: it is built against the host's libraries.
 fn vulkan_drivers(root: &Path, system: &Path) -> Option<String> {
     let json_files = |folder: PathBuf| -> Vec<PathBuf> {
-        let entries =
-            std::fs::read_dir(folder).map(|entries| entries.flatten().collect()).unwrap_or(Vec::new());
+        let entries: Vec<_> =
+            std::fs::read_dir(folder).map(|entries| entries.flatten().collect()).unwrap_or_default();
         let mut files: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).collect();
         files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
         files.sort();

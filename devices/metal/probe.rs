@@ -91,8 +91,8 @@ pub enum ProbeError {
 /// # Errors
 /// When there is no question, or nobody to answer to. That ggml cannot be loaded is an answer.
 pub fn answer() -> Result<(), ProbeError> {
-    let libraries: Libraries =
-        serde_json::from_reader(std::io::stdin().lock().take(MAX_ANSWER_BYTES)).map_err(ProbeError::Question)?;
+    let libraries: Libraries = serde_json::from_reader(std::io::stdin().lock().take(MAX_ANSWER_BYTES))
+        .map_err(ProbeError::Question)?;
     // Drivers may print; what they print must not land in the answer.
     let real_stdout = rustix::io::fcntl_dupfd_cloexec(std::io::stdout().as_fd(), 3)
         .map_err(|errno| ProbeError::Write(errno.into()))?;
@@ -170,7 +170,11 @@ fn ask(program: &Path, files: &EngineFiles) -> Result<Answer, String> {
     };
     serde_json::from_slice(&answer).map_err(|_| {
         let noise = String::from_utf8_lossy(&noise);
-        let last = noise.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing on its standard error");
+        let last = noise
+            .lines()
+            .rev()
+            .find(|line| !line.trim().is_empty())
+            .unwrap_or("nothing on its standard error");
         format!("the probe ended with {status}: {}", last.chars().take(300).collect::<String>())
     })
 }

@@ -97,10 +97,10 @@ impl Readings {
         }
     }
 
-    /// Graphs computed so far, and bytes of shared weights in use: for the totals.
+    /// Graphs computed so far, for the totals.
     #[must_use]
-    pub fn graphs_and_shared_bytes(&self) -> (u64, u64) {
-        (self.past.graphs.saturating_add(self.current.graphs), self.current.shared_bytes)
+    pub fn graphs(&self) -> u64 {
+        self.past.graphs.saturating_add(self.current.graphs)
     }
 }
 

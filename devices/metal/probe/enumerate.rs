@@ -79,7 +79,8 @@ pub(super) fn devices(libraries: &Libraries) -> Result<(String, Vec<GgmlDevice>)
     };
     // SAFETY: as above.
     let props =
-        unsafe { function::<unsafe extern "C" fn(Dev, *mut Props)>(&base, "ggml_backend_dev_get_props") }.ok();
+        unsafe { function::<unsafe extern "C" fn(Dev, *mut Props)>(&base, "ggml_backend_dev_get_props") }
+            .ok();
     match &libraries.backends_dir {
         Some(folder) => {
             let folder = c_path(folder)?;

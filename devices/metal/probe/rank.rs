@@ -8,6 +8,7 @@ use crate::host::{Engine, Probe};
 const SOFTWARE: [&str; 3] = ["llvmpipe", "lavapipe", "SwiftShader"];
 /// ggml's GPU backends, best first; others come behind them.
 const BACKENDS: [&str; 4] = ["Metal", "CUDA", "ROCm", "Vulkan"];
+const OTHER_BACKEND: u8 = 9;
 
 /// Engines among `devices`, best first; `wanted` alone when the user named one.
 pub(super) fn choose(wanted: Option<&str>, version: &str, devices: &[GgmlDevice]) -> Probe {
@@ -29,7 +30,8 @@ pub(super) fn choose(wanted: Option<&str>, version: &str, devices: &[GgmlDevice]
         return if engines.is_empty() {
             Probe::Missing {
                 reason: format!("ggml {version} finds no device, not even the processor"),
-                remedy: "install ggml's CPU backend (Debian: libggml0), or run `lighter setup metal`".to_owned(),
+                remedy: "install ggml's CPU backend (Debian: libggml0), or run `lighter setup metal`"
+                    .to_owned(),
             }
         } else {
             Probe::Found(engines)
@@ -41,7 +43,8 @@ pub(super) fn choose(wanted: Option<&str>, version: &str, devices: &[GgmlDevice]
             let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
             Probe::Missing {
                 reason: format!("metal.engine = {wanted:?} is none of ggml's devices ({})", names.join(", ")),
-                remedy: "set metal.engine to one of them or to \"auto\", or install the backend for it".to_owned(),
+                remedy: "set metal.engine to one of them or to \"auto\", or install the backend for it"
+                    .to_owned(),
             }
         }
     }
@@ -54,7 +57,7 @@ fn rank(device: &GgmlDevice) -> Option<u8> {
         return None;
     }
     let backend = BACKENDS.iter().position(|backend| device.name.starts_with(backend));
-    let backend = backend.and_then(|place| u8::try_from(place).ok()).unwrap_or(BACKENDS.len() as u8);
+    let backend = backend.and_then(|place| u8::try_from(place).ok()).unwrap_or(OTHER_BACKEND);
     match device.class {
         GgmlClass::Accelerator => None,
         GgmlClass::Cpu => Some(100),
@@ -128,10 +131,7 @@ mod tests {
     #[test]
     fn the_best_comes_first_and_one_gpu_is_one_engine() {
         let probe = choose(None, "0.27.0", &host());
-        assert_eq!(
-            names(&probe),
-            [("CUDA0", "0000-01-00.0"), ("Vulkan1", "0000-00-02.0"), ("CPU", "cpu")]
-        );
+        assert_eq!(names(&probe), [("CUDA0", "0000-01-00.0"), ("Vulkan1", "0000-00-02.0"), ("CPU", "cpu")]);
         assert_eq!(probe.named("vulkan0").unwrap().name, "CUDA0");
         assert_eq!(probe.named(crate::ALL).unwrap().name, "CUDA0");
         assert_eq!(probe.named("rpc0"), None);

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a worker may do: a worker has a container's bytes in it, and must be worth nothing to whoever takes it over.
+//!
+//! - a user of its own, so that no file, process or socket of the host or of another worker is its own;
+//! - Landlock: reads the engine's files, writes the GPU's device nodes, nothing else; no TCP, no foreign signals;
+//! - seccomp: no new sockets at all, no debugging, no namespaces, no mounts, no io_uring;
+//! - no core dumps, and for engines on the processor a limit of memory behind its own account.
+//!
+//! Prepared here, in the service; put on by [`super::spawn`] between fork and exec, so that a worker that does
+//! not cooperate has it on as well. What the kernel cannot do is left out and said in the log once.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
+};
+use rustix::process::{Gid, Resource, Rlimit, Uid};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+
+use super::super::locate::EngineFiles;
+
+/// Users of workers: outside of what distributions, systemd and container engines hand out.
+const FIRST_UID: u32 = 1_879_048_192;
+const UIDS: u32 = 65_536;
+/// What a worker may need besides its account: code, ggml's own structures, graphs, threads.
+const SPARE_BYTES: u64 = 4 << 30;
+/// Newest Landlock that the rules are written for; an older kernel takes the part that it knows.
+const LANDLOCK: ABI = ABI::V6;
+
+/// Why the restrictions could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// Landlock refused the rules.
+    #[error("rules for a worker's files could not be made")]
+    Landlock(#[from] RulesetError),
+    /// The filter could not be compiled.
+    #[error("filter for a worker's system calls could not be made")]
+    Seccomp(#[from] seccompiler::BackendError),
+    /// No filter is known for this processor.
+    #[error("no system call filter is known for this processor architecture")]
+    Architecture,
+}
+
+/// Restrictions of one worker, ready to be put on.
+#[derive(Debug)]
+pub(super) struct Sandbox {
+    pub(super) user: Option<User>,
+    pub(super) landlock: RulesetCreated,
+    pub(super) seccomp: BpfProgram,
+    pub(super) limits: Vec<(Resource, Rlimit)>,
+}
+
+/// Who a worker is.
+#[derive(Debug, Clone)]
+pub(super) struct User {
+    pub(super) uid: Uid,
+    pub(super) gid: Gid,
+    /// Groups that may open the GPU's device nodes.
+    pub(super) groups: Vec<Gid>,
+}
+
+/// Whether workers can be given users of their own.
+pub(super) fn can_change_users() -> bool {
+    let covers = |map: &str| {
+        std::fs::read_to_string(map).is_ok_and(|text| {
+            text.lines().any(|line| {
+                let numbers: Vec<u64> =
+                    line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+                let [first, _, count] = numbers.as_slice() else { return false };
+                *first <= FIRST_UID.into() && first.saturating_add(*count) >= u64::from(FIRST_UID + UIDS)
+            })
+        })
+    };
+    rustix::process::geteuid().is_root() && covers("/proc/self/uid_map") && covers("/proc/self/gid_map")
+}
+
+/// Restrictions for a worker of `program` with the engine in `files`.
+pub(super) fn prepare(
+    program: &File,
+    files: &EngineFiles,
+    on_processor: bool,
+    max_bytes: u64,
+) -> Result<Sandbox, SandboxError> {
+    let nodes = if on_processor { Vec::new() } else { device_nodes() };
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let mut limits = vec![(Resource::Core, none)];
+    if on_processor {
+        // GPU drivers map far more than they use, so there the worker's own account must do.
+        let most = Some(max_bytes.saturating_add(SPARE_BYTES));
+        limits.push((Resource::Data, Rlimit { current: most, maximum: most }));
+    }
+    Ok(Sandbox {
+        user: can_change_users().then(|| next_user(&nodes)),
+        landlock: landlock_rules(program, files, &nodes)?,
+        seccomp: filter()?,
+        limits,
+    })
+}
+
+fn next_user(nodes: &[PathBuf]) -> User {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let id = FIRST_UID + NEXT.fetch_add(1, Ordering::Relaxed) % UIDS;
+    let mut groups: Vec<u32> =
+        nodes.iter().filter_map(|node| std::fs::metadata(node).ok()).map(|found| found.gid()).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    // Root's group opens more than GPUs.
+    groups.retain(|group| *group != 0);
+    User {
+        uid: Uid::from_raw(id),
+        gid: Gid::from_raw(id),
+        groups: groups.into_iter().map(Gid::from_raw).collect(),
+    }
+}
+
+/// Device nodes of GPUs.
+fn device_nodes() -> Vec<PathBuf> {
+    let starts = |folder: &str, starts: &[&str]| -> Vec<PathBuf> {
+        let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+        let is_wanted = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| {
+                let name = name.to_string_lossy();
+                starts.iter().any(|start| name.starts_with(start))
+            })
+        };
+        entries.flatten().map(|entry| entry.path()).filter(is_wanted).collect()
+    };
+    let mut nodes = starts("/dev/dri", &["renderD"]);
+    nodes.extend(starts("/dev", &["nvidia", "kfd", "dxg"]));
+    nodes
+}
+
+fn landlock_rules(
+    program: &File,
+    files: &EngineFiles,
+    nodes: &[PathBuf],
+) -> Result<RulesetCreated, SandboxError> {
+    let all = AccessFs::from_all(LANDLOCK);
+    let read = AccessFs::from_read(LANDLOCK);
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(all)?
+        .handle_access(AccessNet::from_all(LANDLOCK))?
+        .scope(Scope::from_all(LANDLOCK))?
+        .create()?
+        .add_rule(PathBeneath::new(program, AccessFs::ReadFile | AccessFs::Execute))?;
+    // /proc and /sys: ggml and the drivers count processors there. Other users' processes stay closed.
+    let system = ["/proc", "/sys"].map(PathBuf::from);
+    for folder in files.folders.iter().chain(&system) {
+        // A folder that is not there needs no rule.
+        if let Ok(folder) = PathFd::new(folder) {
+            rules = rules.add_rule(PathBeneath::new(folder, read))?;
+        }
+    }
+    let plain = ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"].map(PathBuf::from);
+    for node in plain.iter().chain(nodes) {
+        if let Ok(node) = PathFd::new(node) {
+            let access = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+            let access = if is_folder(&node) { access | AccessFs::ReadDir } else { access };
+            rules = rules.add_rule(PathBeneath::new(node, access))?;
+        }
+    }
+    Ok(rules)
+}
+
+/// `/dev/nvidia-caps` and the like.
+fn is_folder(node: &PathFd) -> bool {
+    rustix::fs::fstat(node).is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir())
+}
+
+/// Refused with EPERM; everything else that the worker's user may do is allowed.
+const REFUSED: &[libc::c_long] = &[
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_connect,
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_fsopen,
+    libc::SYS_fsmount,
+    libc::SYS_mount_setattr,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_kexec_load,
+    libc::SYS_open_by_handle_at,
+];
+
+fn filter() -> Result<BpfProgram, SandboxError> {
+    let architecture: TargetArch =
+        std::env::consts::ARCH.try_into().map_err(|_| SandboxError::Architecture)?;
+    let rules: BTreeMap<i64, _> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
+    let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    Ok(SeccompFilter::new(rules, SeccompAction::Allow, refuse, architecture)?.try_into()?)
+}
+
+/// What this kernel gives, for the log.
+pub(super) fn describe() -> String {
+    let users =
+        if can_change_users() { "own user for each worker" } else { "workers run as the daemon's user" };
+    let landlock = if Path::new("/sys/kernel/security/landlock").exists() || landlock_is_there() {
+        "Landlock"
+    } else {
+        "no Landlock"
+    };
+    format!("{users}, {landlock}, seccomp")
+}
+
+fn landlock_is_there() -> bool {
+    Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(ABI::V1))
+        .and_then(Ruleset::create)
+        .is_ok()
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Starts one worker process: its control socket as descriptor 0, restricted before its first instruction, and
+//! gone at the latest with the thread that started it.
+#![allow(unsafe_code)]
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::io::FdFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::thread::{set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+use super::super::locate::EngineFiles;
+use super::super::probe::command_for;
+use super::sandbox::{Sandbox, User};
+
+/// A worker that takes no message for this long hangs.
+const SEND_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
+/// How much sooner than the daemon a worker is killed when memory runs out.
+const OOM_SCORE: &str = "500";
+
+/// Why a worker could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The program is not there.
+    #[error("worker program {} cannot be opened", path.display())]
+    Program {
+        /// The program.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// No socket for it.
+    #[error("control socket of a worker could not be made")]
+    Socket(#[source] std::io::Error),
+    /// The process could not be started.
+    #[error("worker process could not be started")]
+    Start(#[source] std::io::Error),
+    /// Its restrictions could not be prepared.
+    #[error("worker could not be restricted")]
+    Sandbox(#[from] super::sandbox::SandboxError),
+}
+
+/// The program that is started as worker. Held open: an upgrade that replaces the file does not break a running
+/// service, and a worker's user need not be able to reach its folder.
+#[derive(Debug)]
+pub struct WorkerProgram {
+    file: File,
+    args: Vec<OsString>,
+}
+
+impl WorkerProgram {
+    /// This program itself, with the hidden subcommand.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn own() -> Result<Self, SpawnError> {
+        Self::new(Path::new("/proc/self/exe"), ["worker", "metal"].map(OsString::from).into())
+    }
+
+    /// Another program.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn new(path: &Path, args: Vec<OsString>) -> Result<Self, SpawnError> {
+        let file =
+            File::open(path).map_err(|source| SpawnError::Program { path: path.to_owned(), source })?;
+        Ok(Self { file, args })
+    }
+
+    /// The open program.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// A path that opens the program in a child which inherits the descriptor.
+    fn inherited_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+
+    /// A path that opens the program in a process of this user.
+    pub(super) fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
+    }
+}
+
+/// A started worker.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) child: Child,
+    pub(super) pidfd: OwnedFd,
+    pub(super) control: OwnedFd,
+}
+
+/// Starts a worker. The calling thread must outlive it: the kernel kills the worker with that thread.
+pub(super) fn spawn(
+    program: &WorkerProgram,
+    files: &EngineFiles,
+    sandbox: Option<Sandbox>,
+) -> Result<Worker, SpawnError> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(|errno| SpawnError::Socket(errno.into()))?;
+    set_socket_timeout(&ours, Timeout::Send, Some(SEND_LIMIT))
+        .map_err(|errno| SpawnError::Socket(errno.into()))?;
+    let mut command = command_for(&program.inherited_path(), files);
+    command
+        .args(&program.args)
+        .current_dir("/")
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    before_exec(&mut command, program, sandbox);
+    let mut child = command.spawn().map_err(SpawnError::Start)?;
+    let pid = Pid::from_child(&child);
+    let pidfd = match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
+        Ok(pidfd) => pidfd,
+        Err(errno) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(SpawnError::Start(errno.into()));
+        }
+    };
+    // Worth a try only: where it is not allowed, the worker is as likely a victim as any process.
+    let _ = std::fs::write(format!("/proc/{}/oom_score_adj", child.id()), OOM_SCORE);
+    Ok(Worker { child, pidfd, control: ours })
+}
+
+fn before_exec(command: &mut Command, program: &WorkerProgram, sandbox: Option<Sandbox>) {
+    let parent = getpid();
+    let mut sandbox = sandbox;
+    // SAFETY: a borrow of the program's descriptor, which stays open until `spawn` returns.
+    let program = unsafe { rustix::fd::BorrowedFd::borrow_raw(program.file.as_raw_fd()) };
+    let steps = move || -> std::io::Result<()> {
+        // The loader opens the program again by this descriptor after the exec.
+        rustix::io::fcntl_setfd(program, FdFlags::empty())?;
+        if let Some(sandbox) = &sandbox {
+            for (resource, limit) in &sandbox.limits {
+                rustix::process::setrlimit(*resource, *limit)?;
+            }
+            if let Some(user) = &sandbox.user {
+                become_user(user)?;
+            }
+        }
+        // After the change of the user, which clears it.
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        if getppid() != Some(parent) {
+            return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        set_no_new_privs(true)?;
+        if let Some(Sandbox { user, landlock, seccomp, limits }) = sandbox.take() {
+            let refused = || std::io::Error::from_raw_os_error(libc::EPERM);
+            landlock.restrict_self().map_err(|_| refused())?;
+            seccompiler::apply_filter(&seccomp).map_err(|_| refused())?;
+            // Nothing is freed between fork and exec: another thread may have held the allocator's lock.
+            std::mem::forget((user, seccomp, limits));
+        }
+        Ok(())
+    };
+    // SAFETY: the steps only make system calls; whatever they would free or allocate was allocated before the fork.
+    unsafe { command.pre_exec(steps) };
+}
+
+fn become_user(user: &User) -> rustix::io::Result<()> {
+    set_thread_groups(&user.groups)?;
+    set_thread_res_gid(user.gid, user.gid, user.gid)?;
+    set_thread_res_uid(user.uid, user.uid, user.uid)
+}
