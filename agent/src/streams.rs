@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Streams: accepts a connection at an endpoint, gathers the facts, asks the gate, asks the engine where the gate wants that,
+//! and hands the socket over. One thread at a time per endpoint of a namespace, so that no container takes all threads.
+
+use std::net::SocketAddrV4;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use lighter_wire::{Endpoint, GrantId, Kind, StreamOffer};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with, getsockname};
+
+use crate::agent::Shared;
+use crate::endpoints::Space;
+use crate::event_loop::REST;
+use crate::gate::{self, Decision, Peer};
+use crate::grants::{Grant, RecordState};
+use crate::lock;
+use crate::ns::NsId;
+use crate::peer;
+use crate::record::{self, Verdict};
+
+/// After so many connections the other endpoints get their turn.
+const MAX_ACCEPTS: usize = 16;
+
+/// A stream that waits for the engine's answer about its grant.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    stream: OwnedFd,
+    kind: Kind,
+    space: NsId,
+    peer: Peer,
+}
+
+/// Accepts what waits at an endpoint, then arms it again.
+pub(crate) fn accept_some(shared: &Arc<Shared>, space: &Space, endpoint: Endpoint) {
+    let Some((listener, token)) = space.listener(endpoint) else { return };
+    for _ in 0..MAX_ACCEPTS {
+        // The new socket blocks: it is the service's, which makes of it what it likes.
+        match acceptfrom_with(&*listener, SocketFlags::CLOEXEC) {
+            Ok((stream, address)) => {
+                let address = address.and_then(|address| SocketAddrV4::try_from(address).ok());
+                arrived(shared, space, endpoint, stream, address);
+            }
+            Err(Errno::WOULDBLOCK) => break,
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
+            // Closed by the end of its last grant.
+            Err(Errno::INVAL) => return,
+            Err(errno) => {
+                tracing::error!(netns = %space.id, %endpoint, error = %std::io::Error::from(errno),
+                    "streams cannot be accepted; trying again");
+                shared.rest(token, listener, REST);
+                return;
+            }
+        }
+    }
+    shared.poller.arm(token, &*listener);
+}
+
+fn arrived(
+    shared: &Arc<Shared>,
+    space: &Space,
+    endpoint: Endpoint,
+    stream: OwnedFd,
+    address: Option<SocketAddrV4>,
+) {
+    // The device was switched off a moment ago; its listener is about to close.
+    let Some(kind) = shared.kind_at(endpoint) else { return };
+    let local = getsockname(&stream).ok().and_then(|address| SocketAddrV4::try_from(address).ok());
+    let peer = match (address, local) {
+        (Some(address), Some(local)) => peer::identify(space, address, local),
+        _ => Peer::Unknown { reason: "the connection is not over IPv4".into() },
+    };
+    decide(shared, Waiting { stream, kind, space: space.id, peer });
+}
+
+fn decide(shared: &Arc<Shared>, arrived: Waiting) {
+    let containers = shared.grants.containers(shared.limits.record_retry);
+    match gate::decide(arrived.kind, &arrived.peer, &containers) {
+        Decision::Allow { grant, pid } => deliver(shared, arrived, &grant, pid),
+        Decision::AskRecord { grant } => wait_for_record(shared, arrived, &grant),
+        Decision::Refuse(reason) => {
+            shared.refusals.log(arrived.space, arrived.kind, reason.word(), &reason);
+        }
+    }
+}
+
+fn deliver(shared: &Shared, allowed: Waiting, id: &GrantId, pid: u32) {
+    let refuse = |word, cause: &dyn std::fmt::Display| {
+        shared.refusals.log(allowed.space, allowed.kind, word, cause);
+    };
+    let Some(grant) = shared.grants.get(id) else { return refuse("ended", &"the container ended meanwhile") };
+    let Some(owner) = grant.owner() else { return refuse("not_recorded", &"the engine's record was lost") };
+    let ended = grant.ended.read().unwrap_or_else(PoisonError::into_inner);
+    if *ended {
+        return refuse("ended", &"the container ended meanwhile");
+    }
+    let offer = StreamOffer {
+        stream: shared.streams.fetch_add(1, Ordering::Relaxed),
+        grant: id.clone(),
+        container: grant.container.clone(),
+        owner,
+        device: grant.device.name().to_owned(),
+        peer_pid: Some(pid),
+    };
+    tracing::debug!(stream = offer.stream, grant = %id, pid, "stream handed over");
+    if let Err(error) = shared.services.hand_over(allowed.kind, offer, allowed.stream) {
+        shared.refusals.log(allowed.space, allowed.kind, "no_service", &error);
+    }
+}
+
+/// Parks a stream until the engine has answered about its grant; the first one to come makes the engine be asked.
+fn wait_for_record(shared: &Arc<Shared>, stream: Waiting, id: &GrantId) {
+    let Some(grant) = shared.grants.get(id) else { return };
+    let mut changing = lock(&grant.changing);
+    match &mut changing.waiting {
+        Some(waiting) if waiting.len() >= shared.limits.waiting_streams => {
+            drop(changing);
+            shared.refusals.log(
+                stream.space,
+                stream.kind,
+                "too_many_waiting",
+                &"too many streams wait for the engine's answer about this container",
+            );
+        }
+        Some(waiting) => waiting.push(stream),
+        None => {
+            changing.waiting = Some(vec![stream]);
+            drop(changing);
+            let (inner, asked) = (Arc::clone(shared), Arc::clone(&grant));
+            if shared.engines.run(move || ask(&inner, &asked)).is_err() {
+                answered(
+                    shared,
+                    &grant,
+                    Verdict::Denied { reason: "too many engine look-ups are running".into() },
+                );
+            }
+        }
+    }
+}
+
+fn ask(shared: &Arc<Shared>, grant: &Grant) {
+    let deadline = Instant::now() + shared.limits.record_timeout;
+    let verdict = record::ask(&shared.records, grant.caller_uid, &grant.container, &grant.device, deadline);
+    answered(shared, grant, verdict);
+}
+
+fn answered(shared: &Arc<Shared>, grant: &Grant, verdict: Verdict) {
+    let mut changing = lock(&grant.changing);
+    changing.record = match verdict {
+        Verdict::Confirmed { project } => RecordState::Confirmed { project },
+        Verdict::Denied { reason } => RecordState::Denied { reason, at: Instant::now() },
+    };
+    let confirmed = matches!(changing.record, RecordState::Confirmed { .. });
+    let waiting = changing.waiting.take().unwrap_or_default();
+    drop(changing);
+    if confirmed {
+        save_confirmed(shared, grant);
+    }
+    for stream in waiting {
+        decide(shared, stream);
+    }
+}
+
+/// Writes down that the engine confirmed a grant, so that a daemon that starts while the engine is away need not ask.
+fn save_confirmed(shared: &Shared, grant: &Grant) {
+    let ended = grant.ended.read().unwrap_or_else(PoisonError::into_inner);
+    if *ended {
+        return;
+    }
+    let saved = shared.state.describe(
+        &grant.id,
+        &grant.container,
+        &grant.device,
+        grant.caller_uid,
+        &grant.init,
+        grant.saved_record(),
+    );
+    if let Err(error) = shared.state.save(&saved) {
+        tracing::warn!(grant = %grant.id, %error, "the engine's confirmation is not written down");
+    }
+}
