@@ -2,6 +2,7 @@
 //! A few threads that run jobs: started when there is work, gone when there is none, so that an idle agent costs nothing.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -91,7 +92,7 @@ impl Pool {
     }
 }
 
-/// Counts a thread out however it ends; a job that panics takes only its thread with it.
+/// Counts a thread out however it ends.
 struct Leaving<'a>(&'a Shared);
 
 impl Drop for Leaving<'_> {
@@ -124,7 +125,10 @@ fn work(shared: &Shared) {
             }
         };
         drop(state);
-        job();
+        // A job that panics was one stream or one hook; the thread has others to serve.
+        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            tracing::error!("a job of the agent panicked; this is a bug");
+        }
     }
 }
 
