@@ -129,6 +129,17 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// The first bytes of a file that this process made and may write.
+    ///
+    /// # Errors
+    /// When the file is shorter, or the system refuses.
+    pub fn writable(file: OwnedFd, bytes: u64) -> Result<Self, MappingError> {
+        let mapping = Self::shared(file, bytes, false)?;
+        mapping.map_file(ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
+        mapping.shared.set(false);
+        Ok(mapping)
+    }
+
     fn map_file(&self, protection: ProtFlags, flags: MapFlags) -> Result<(), MappingError> {
         let Some(file) = &self.file else { return Ok(()) };
         // SAFETY: the fixed range is this mapping's own reservation; whoever points into it sees the same bytes

@@ -103,6 +103,14 @@ impl Memory {
         Self::over(ggml, Mapping::shared(file, len, huge_pages)?, len)
     }
 
+    /// A file that this process made, to be written.
+    ///
+    /// # Errors
+    /// When the file is shorter or the system refuses.
+    pub fn file(ggml: &Arc<Ggml>, file: OwnedFd, len: u64) -> Result<Self, MemoryError> {
+        Self::over(ggml, Mapping::writable(file, len)?, len)
+    }
+
     /// The device's own memory.
     ///
     /// # Errors

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! From a client's graph to one that ggml computes, checked node by node.
+//!
+//! Tensors that the client does not list for computing become leaves, whatever made them: computing them again
+//! would read inputs that are no longer there. Inputs come before their users, so nothing recurses.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::engine::Engine;
+use super::indices::{IndexCheck, IndexError, index_checks};
+use super::rules::{Node, RuleError, check};
+use super::shape::{Shape, ShapeError};
+use super::space::{Access, Space, SpaceError};
+use crate::metal::ggml::{Backend, Builder, EngineError, Graph, GraphError, NodeSpec, Place};
+use crate::metal::rpc::{Era, GraphFrame, MAX_SOURCES, Major, Op, WireTensor};
+
+/// ggml's flags that a client may set.
+const KNOWN_FLAGS: i32 = 0x1f;
+
+/// Why a graph is refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PlanError {
+    /// A tensor of it.
+    #[error("tensor {index} ({name})")]
+    Tensor {
+        /// Its place in the list.
+        index: usize,
+        /// Its name.
+        name: String,
+        /// Why.
+        #[source]
+        source: TensorError,
+    },
+    /// A node's id.
+    #[error("node {id:#x} is {what}")]
+    Node {
+        /// The id.
+        id: u64,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// Two tensors have the same id, or one has none.
+    #[error("tensor id {id:#x} is no name of one tensor")]
+    Id {
+        /// The id.
+        id: u64,
+    },
+    /// The graph asks for another device.
+    #[error("device {device} does not exist")]
+    Device {
+        /// Its number.
+        device: u32,
+    },
+    /// An index within the inputs' data.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+    /// ggml has no room.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// Why a tensor is refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TensorError {
+    /// Its shape.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// Its place.
+    #[error(transparent)]
+    Space(#[from] SpaceError),
+    /// Its operation's rule.
+    #[error(transparent)]
+    Rule(#[from] RuleError),
+    /// A number that is no operation.
+    #[error("operation {number} does not exist in the client's ggml")]
+    NoOp {
+        /// The number.
+        number: u32,
+    },
+    /// The engine's ggml does not have it.
+    #[error("the engine's ggml has no {op}")]
+    EngineLacks {
+        /// The operation.
+        op: &'static str,
+    },
+    /// Neither the engine nor the host computes it.
+    #[error("{op} of these types is supported neither by the engine nor by the host")]
+    Unsupported {
+        /// The operation.
+        op: &'static str,
+    },
+    /// An input that is not listed.
+    #[error("input {id:#x} is not among the graph's tensors")]
+    Source {
+        /// The id.
+        id: u64,
+    },
+    /// An input that is computed later.
+    #[error("input {id:#x} is computed after it")]
+    Order {
+        /// The id.
+        id: u64,
+    },
+    /// It, or an input, lies in no buffer.
+    #[error("it has no memory here")]
+    NoMemory,
+    /// It does not lie where its view says.
+    #[error("it does not lie where it looks into another tensor")]
+    View,
+}
+
+/// A graph, ready to be computed again and again.
+#[derive(Debug)]
+pub(super) struct Plan {
+    graph: Graph,
+    indices: Vec<IndexCheck>,
+}
+
+impl Plan {
+    pub(super) fn compute(&mut self, backend: &mut Backend) -> Result<(), PlanError> {
+        for check in &self.indices {
+            check.run()?;
+        }
+        backend.compute(&mut self.graph)?;
+        Ok(())
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.graph.bytes()
+    }
+
+    pub(super) fn uses(&self, memory: &std::rc::Rc<crate::metal::ggml::Memory>) -> bool {
+        self.graph.uses(memory)
+    }
+}
+
+/// What is known of each tensor by its index.
+pub(super) struct Tensors {
+    pub(super) wire: Vec<WireTensor>,
+    pub(super) shapes: Vec<Shape>,
+    pub(super) ops: Vec<Op>,
+    pub(super) unary: Vec<Option<&'static str>>,
+    pub(super) places: Vec<Option<Place>>,
+    pub(super) sources: Vec<[Option<usize>; MAX_SOURCES]>,
+    pub(super) views: Vec<Option<usize>>,
+    /// To be computed, in order.
+    pub(super) order: Vec<usize>,
+    /// Position in the order, for those in it.
+    pub(super) rank: Vec<Option<usize>>,
+}
+
+fn moves_nothing(op: Op) -> bool {
+    matches!(op, Op::None | Op::Reshape | Op::View | Op::Permute | Op::Transpose)
+}
+
+impl Tensors {
+    fn fail(&self, index: usize, source: impl Into<TensorError>) -> PlanError {
+        let name = self.wire.get(index).map(WireTensor::name_text).unwrap_or_default();
+        PlanError::Tensor { index, name, source: source.into() }
+    }
+
+    pub(super) fn shape(&self, index: Option<usize>) -> Option<&Shape> {
+        self.shapes.get(index?)
+    }
+
+    pub(super) fn op(&self, index: usize) -> Op {
+        self.ops.get(index).copied().unwrap_or(Op::None)
+    }
+
+    fn listed(&self, index: usize) -> Option<usize> {
+        self.rank.get(index).copied().flatten()
+    }
+
+    /// Reads records and order; nothing is looked up in memory yet.
+    fn read(engine: &Engine, frame: &GraphFrame<'_>, era: &Era) -> Result<Self, PlanError> {
+        let wire: Vec<WireTensor> = frame.tensors().collect();
+        let count = wire.len();
+        let mut by_id = HashMap::with_capacity(count);
+        for (index, tensor) in wire.iter().enumerate() {
+            if tensor.id == 0 || by_id.insert(tensor.id, index).is_some() {
+                return Err(PlanError::Id { id: tensor.id });
+            }
+        }
+        let mut all = Self {
+            shapes: Vec::with_capacity(count),
+            ops: vec![Op::None; count],
+            unary: vec![None; count],
+            places: vec![None; count],
+            sources: vec![[None; MAX_SOURCES]; count],
+            views: vec![None; count],
+            order: Vec::with_capacity(frame.nodes().len()),
+            rank: vec![None; count],
+            wire,
+        };
+        for (index, tensor) in all.wire.iter().enumerate() {
+            let shape = Shape::new(&engine.ggml, tensor.kind, tensor.ne, tensor.nb);
+            all.shapes.push(shape.map_err(|error| all.fail(index, error))?);
+        }
+        for id in frame.nodes() {
+            let index = *by_id.get(&id).ok_or(PlanError::Node { id, what: "not among the tensors" })?;
+            match all.rank.get_mut(index) {
+                Some(rank @ None) => *rank = Some(all.order.len()),
+                _ => return Err(PlanError::Node { id, what: "listed twice" }),
+            }
+            all.order.push(index);
+        }
+        all.read_operations(era)?;
+        all.link(&by_id)?;
+        Ok(all)
+    }
+
+    /// Operations of the listed tensors; those of others do not matter.
+    fn read_operations(&mut self, era: &Era) -> Result<(), PlanError> {
+        for index in self.order.clone() {
+            let Some(tensor) = self.wire.get(index) else { continue };
+            let op = era.op(tensor.op).ok_or(TensorError::NoOp { number: tensor.op });
+            let op = op.map_err(|error| self.fail(index, error))?;
+            // A result without elements is nothing to compute.
+            let op = if self.shapes.get(index).is_some_and(Shape::is_empty) { Op::None } else { op };
+            if matches!(op, Op::Unary) {
+                let number = tensor.params.first().copied().unwrap_or(-1);
+                if let (Some(unary), Some(name)) = (self.unary.get_mut(index), era.unary(number)) {
+                    *unary = Some(name);
+                }
+            }
+            if let Some(slot) = self.ops.get_mut(index) {
+                *slot = op;
+            }
+        }
+        Ok(())
+    }
+
+    fn link(&mut self, by_id: &HashMap<u64, usize>) -> Result<(), PlanError> {
+        for index in 0..self.wire.len() {
+            let Some(tensor) = self.wire.get(index) else { continue };
+            let find = |id: u64| match id {
+                0 => Ok(None),
+                id => by_id.get(&id).map(|found| Some(*found)).ok_or(TensorError::Source { id }),
+            };
+            let view = find(tensor.view_src).map_err(|error| self.fail(index, error))?;
+            let mut sources = [None; MAX_SOURCES];
+            if !matches!(self.op(index), Op::None) {
+                for (slot, id) in sources.iter_mut().zip(tensor.src) {
+                    *slot = find(id).map_err(|error| self.fail(index, error))?;
+                    let (Some(source), Some(own)) = (*slot, self.listed(index)) else { continue };
+                    // A cast has itself as its second input.
+                    let itself = source == index && matches!(self.op(index), Op::Cpy);
+                    if self.listed(source).is_some_and(|rank| rank >= own) && !itself {
+                        return Err(self.fail(index, TensorError::Order { id }));
+                    }
+                }
+            }
+            if let (Some(slot), Some(seen)) = (self.sources.get_mut(index), self.views.get_mut(index)) {
+                (*slot, *seen) = (sources, view);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the memory of all tensors that have some.
+    fn place(&mut self, space: &mut Space) -> Result<(), PlanError> {
+        // Content that lies across a shared segment's end moves while places are found; then those found
+        // before may be old, so the search begins anew. A second time nothing is left to move.
+        let mut moved_before = Vec::new();
+        for _ in 0..2 {
+            for index in 0..self.wire.len() {
+                let Some((tensor, shape)) = self.wire.get(index).zip(self.shapes.get(index)) else {
+                    continue;
+                };
+                if tensor.buffer == 0 || tensor.data == 0 {
+                    continue;
+                }
+                let writes = self.listed(index).is_some() && !moves_nothing(self.op(index));
+                let access = if writes { Access::Write } else { Access::Read };
+                let place = space.place(tensor.buffer, tensor.data, shape.bytes, access);
+                space.mark_computed(tensor.buffer);
+                let place = place.map_err(|error| self.fail(index, error))?;
+                if let Some(slot) = self.places.get_mut(index) {
+                    *slot = Some(place);
+                }
+            }
+            let moved = space.take_moved();
+            let again = !moved.is_empty();
+            moved_before.extend(moved);
+            if !again {
+                break;
+            }
+        }
+        space.put_moved(moved_before);
+        Ok(())
+    }
+
+    /// What a view says of where it lies must be true: some engines compute addresses from it.
+    fn check_view(&self, index: usize) -> Result<Option<(usize, u64)>, TensorError> {
+        let Some(root) = self.views.get(index).copied().flatten() else { return Ok(None) };
+        let place = |at: usize| self.places.get(at).and_then(Option::as_ref);
+        let (Some(own), Some(of)) = (place(index), place(root)) else { return Ok(None) };
+        let offset = self.wire.get(index).map_or(0, |tensor| tensor.view_offset);
+        let root_is_whole = self.wire.get(root).is_some_and(|tensor| tensor.view_src == 0);
+        let fits =
+            std::rc::Rc::ptr_eq(&own.memory, &of.memory) && of.offset.checked_add(offset) == Some(own.offset);
+        if !root_is_whole || !fits {
+            return if self.shapes.get(index).is_some_and(Shape::is_empty) {
+                Ok(None)
+            } else {
+                Err(TensorError::View)
+            };
+        }
+        Ok(Some((root, offset)))
+    }
+
+    /// Checks the rule of a listed node, and that it and its inputs have memory.
+    fn check_node(&self, index: usize) -> Result<(), TensorError> {
+        let op = self.op(index);
+        let (Some(out), Some(tensor)) = (self.shapes.get(index), self.wire.get(index)) else { return Ok(()) };
+        let sources = self.sources.get(index).copied().unwrap_or_default();
+        let unary = self.unary.get(index).copied().flatten();
+        let node =
+            Node { op, unary, out, src: sources.map(|source| self.shape(source)), params: &tensor.params };
+        check(&node)?;
+        if !moves_nothing(op) {
+            let has = |at: usize| {
+                self.places.get(at).is_some_and(Option::is_some)
+                    || self.shapes.get(at).is_some_and(Shape::is_empty)
+            };
+            if !has(index) || !sources.iter().flatten().all(|source| has(*source)) {
+                return Err(TensorError::NoMemory);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes a plan of a client's graph, or says why not. The space marks the buffers that it uses.
+pub(super) fn plan(
+    engine: &Arc<Engine>,
+    space: &mut Space,
+    frame: &GraphFrame<'_>,
+    era: &Era,
+    major: Major,
+) -> Result<Plan, PlanError> {
+    if frame.device != 0 {
+        return Err(PlanError::Device { device: frame.device });
+    }
+    let mut all = Tensors::read(engine, frame, era)?;
+    all.place(space)?;
+    for index in &all.order {
+        all.check_node(*index).map_err(|error| all.fail(*index, error))?;
+    }
+    let graph = build(engine, &all, major)?;
+    let indices = if engine.host { index_checks(&all) } else { Vec::new() };
+    Ok(Plan { graph, indices })
+}
+
+fn build(engine: &Arc<Engine>, all: &Tensors, major: Major) -> Result<Graph, PlanError> {
+    let mut builder = Builder::new(&engine.ggml, all.wire.len(), all.order.len())?;
+    // Clients before ggml 0.9.6 do not know the flag, and without it nothing is computed.
+    let computes = Builder::compute_flag();
+    let no_flags = major.number() < 4
+        && !all.order.iter().any(|index| all.wire.get(*index).is_some_and(|t| t.flags & computes != 0));
+    for (index, tensor) in all.wire.iter().enumerate() {
+        let listed = all.listed(index).is_some();
+        let mut spec = spec(engine, all, index, tensor).map_err(|error| all.fail(index, error))?;
+        spec.flags = tensor.flags & KNOWN_FLAGS | if no_flags && listed { computes } else { 0 };
+        builder.add(&spec)?;
+    }
+    for index in 0..all.wire.len() {
+        for (slot, source) in all.sources.get(index).copied().unwrap_or_default().into_iter().enumerate() {
+            if let Some(source) = source {
+                builder.link(index, slot, source)?;
+            }
+        }
+        if let Some((root, offset)) = all.check_view(index).map_err(|error| all.fail(index, error))? {
+            builder.link_view(index, root, offset)?;
+        }
+    }
+    for index in &all.order {
+        let op = all.op(*index);
+        if !moves_nothing(op) && !builder.supported(&engine.device, *index)? {
+            return Err(all.fail(*index, TensorError::Unsupported { op: op.name() }));
+        }
+    }
+    let order = with_uses(all, major);
+    let view = engine.ggml.op_number(Op::View).unwrap_or(0);
+    Ok(builder.finish(&order, view)?)
+}
+
+fn spec(engine: &Engine, all: &Tensors, index: usize, tensor: &WireTensor) -> Result<NodeSpec, TensorError> {
+    let op = all.op(index);
+    let lacks = |name: &'static str| TensorError::EngineLacks { op: name };
+    let mut params = tensor.params;
+    if let Some(name) = all.unary.get(index).copied().flatten()
+        && let Some(first) = params.first_mut()
+    {
+        *first = engine.ggml.unary_number(name).ok_or(lacks(name))?;
+    }
+    Ok(NodeSpec {
+        kind: i32::try_from(tensor.kind).unwrap_or(-1),
+        ne: tensor.ne,
+        nb: tensor.nb,
+        op: engine.ggml.op_number(op).ok_or(lacks(op.name()))?,
+        params,
+        flags: 0,
+        name: tensor.name,
+        place: all.places.get(index).cloned().flatten(),
+    })
+}
+
+/// The order, each with whether something outside the graph uses it: then ggml must not fuse it away.
+fn with_uses(all: &Tensors, major: Major) -> Vec<(usize, bool)> {
+    let mut inside = vec![0_i64; all.wire.len()];
+    for index in &all.order {
+        for source in all.sources.get(*index).copied().unwrap_or_default().into_iter().flatten() {
+            if let Some(count) = inside.get_mut(source) {
+                *count += 1;
+            }
+        }
+    }
+    let told = major.may_send_use_counts() && all.wire.iter().any(|tensor| tensor.use_count != 0);
+    let uses = |index: usize| {
+        let counted = inside.get(index).copied().unwrap_or(0);
+        let total = all.wire.get(index).map_or(0, |tensor| i64::from(tensor.use_count));
+        !told || total > counted
+    };
+    all.order.iter().map(|index| (*index, uses(*index))).collect()
+}
