@@ -116,7 +116,9 @@ pub fn serve(control: OwnedFd, service: &mut impl Service) -> Result<(), ServeEr
             ToService::Hello { version } => tracing::warn!(version, "the daemon greeted twice"),
             ToService::Stream(offer) => match descriptors.into_iter().next() {
                 Some(socket) => service.stream(offer, socket),
-                None => tracing::error!(stream = offer.stream, "the daemon offered a stream without a socket"),
+                None => {
+                    tracing::error!(stream = offer.stream, "the daemon offered a stream without a socket")
+                }
             },
             ToService::Revoke { grant } => {
                 let answer = RevokeAnswer { control: Arc::clone(&control), grant: grant.clone() };

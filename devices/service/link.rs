@@ -85,7 +85,7 @@ impl ServiceLink {
     pub fn connect(control: OwnedFd, limit: Duration) -> Result<Self, LinkError> {
         set_socket_timeout(&control, Timeout::Send, Some(SEND_LIMIT))
             .map_err(|errno| LinkError::Prepare(errno.into()))?;
-        send(&control, &ToService::Hello { version: CONTROL_VERSION }, &[]).map_err(LinkError::Send)?;
+        send(&control, &ToService::Hello { version: CONTROL_VERSION }, &[]).map_err(not_sent)?;
         await_readable(&control, limit)?;
         match recv::<FromService>(&control) {
             Ok(Some((FromService::Ready { version }, _))) if version == CONTROL_VERSION => {}
@@ -115,7 +115,7 @@ impl ServiceLink {
         let sent = send(&self.shared.control, &message, &[socket.as_fd()]);
         // A kept duplicate would hide the end of the stream from the service's client.
         drop(socket);
-        sent.map_err(LinkError::Send)
+        sent.map_err(not_sent)
     }
 
     /// Ends all that the service has of a grant; returns when it is gone.
@@ -126,7 +126,7 @@ impl ServiceLink {
         self.shared.check_alive()?;
         lock(&self.shared.waiting).revokes.entry(grant.clone()).or_insert(false);
         let sent = send(&self.shared.control, &ToService::Revoke { grant: grant.clone() }, &[]);
-        let result = sent.map_err(LinkError::Send).and_then(|()| {
+        let result = sent.map_err(not_sent).and_then(|()| {
             // Another waiter for the same grant may have taken the entry away: that, too, means confirmed.
             self.shared.wait(limit, |waiting| match waiting.revokes.get(grant) {
                 Some(false) => None,
@@ -151,7 +151,7 @@ impl ServiceLink {
             seq
         };
         let sent = send(&self.shared.control, &ToService::Report { seq }, &[]);
-        let result = sent.map_err(LinkError::Send).and_then(|()| {
+        let result = sent.map_err(not_sent).and_then(|()| {
             self.shared.wait(limit, |waiting| waiting.reports.get_mut(&seq).and_then(Option::take))
         });
         lock(&self.shared.waiting).reports.remove(&seq);
@@ -247,6 +247,21 @@ impl Shared {
 
 fn lock(mutex: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A message that finds nobody is the end of the service, seen a moment before the reader sees it.
+fn not_sent(error: PacketError) -> LinkError {
+    match &error {
+        PacketError::Socket(cause)
+            if matches!(
+                cause.kind(),
+                std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset
+            ) =>
+        {
+            LinkError::Ended { reason: "it closed its socket".to_owned() }
+        }
+        _ => LinkError::Send(error),
+    }
 }
 
 fn await_readable(control: &OwnedFd, limit: Duration) -> Result<(), LinkError> {

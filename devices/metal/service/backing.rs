@@ -121,9 +121,16 @@ impl Target<'_> {
             let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
             rustix::fs::fcntl_add_seals(&self.file, seals).map_err(failed)?;
         }
-        let path = format!("/proc/self/fd/{}", self.file.as_fd().as_raw_fd());
-        rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)
+        open_again(&self.file)
     }
+}
+
+/// A read-only descriptor of a file, with a position of its own: what is handed to one worker must not be moved by
+/// another.
+pub(super) fn open_again(file: &OwnedFd) -> Result<OwnedFd, BackingError> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| BackingError::Finish(errno.into()))
 }
 
 fn mount_tmpfs() -> std::io::Result<OwnedFd> {

@@ -6,7 +6,6 @@
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitStatus;
-use std::sync::Arc;
 use std::time::Instant;
 
 use lighter_wire::{PacketError, recv, send};
@@ -106,7 +105,7 @@ impl Live {
     }
 
     /// Answers a question about a weight.
-    pub(super) fn answer_weight(&self, seq: u64, file: Option<&Arc<OwnedFd>>) -> Result<(), PacketError> {
+    pub(super) fn answer_weight(&self, seq: u64, file: Option<&OwnedFd>) -> Result<(), PacketError> {
         let message = ToWorker::Weight { seq, found: file.is_some() };
         let descriptors: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
         send(&self.worker.control, &message, &descriptors)

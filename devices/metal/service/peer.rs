@@ -134,3 +134,55 @@ fn open_mapped(pid: u32, mapped: &Mapped) -> Option<OwnedFd> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     openat2(root, &mapped.path, flags, Mode::empty(), resolve).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A running program with these texts behind its code, under this name.
+    fn with_running<T>(name: &str, texts: &[&str], test: impl FnOnce(u32) -> T) -> T {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::copy("/bin/sleep", &path).unwrap();
+        let mut file = File::options().append(true).open(&path).unwrap();
+        file.write_all(texts.join("\0").as_bytes()).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        drop(file);
+        let mut child = std::process::Command::new(&path).arg("600").spawn().unwrap();
+        // The kernel lets the parent go on before the new program is mapped.
+        let maps = format!("/proc/{}/maps", child.id());
+        while !std::fs::read_to_string(&maps).unwrap().contains("libc.so") {
+            std::thread::yield_now();
+        }
+        let result = test(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        result
+    }
+
+    #[test]
+    fn a_running_client_tells_its_major() {
+        let texts = ["", "x RPC handshake failed for %s", "pairwise communicator", ""];
+        let peers = Peers::default();
+        assert_eq!(with_running("my-chat", &texts, |pid| peers.major(pid)), Some(8));
+        assert_eq!(with_running("sleep", &[], |pid| peers.major(pid)), None);
+        assert_eq!(peers.known.lock().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_unknown() {
+        assert_eq!(Peers::default().major(u32::MAX / 2), None);
+    }
+
+    #[test]
+    fn a_text_across_two_reads_is_found() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![b'x'; CHUNK_BYTES + marks::OVERLAP_BYTES - 10]).unwrap();
+        file.write_all(b"pairwise communicator initialized").unwrap();
+        std::io::Seek::rewind(&mut file).unwrap();
+        assert_eq!(major(&search(&file).unwrap()), Some(8));
+    }
+}

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lighter_wire::Owner;
 
 use super::super::control::WeightKey;
-use super::backing::{Backing, BackingError};
+use super::backing::{Backing, BackingError, open_again};
 use super::cache::{Cache, Cached};
 
 /// Bytes that are copied and hashed at a time.
@@ -202,7 +202,7 @@ impl Holder {
         fnv: u64,
         upload: impl AsFd,
         cancelled: Cancelled<'_>,
-    ) -> Result<Arc<OwnedFd>, WeightError> {
+    ) -> Result<OwnedFd, WeightError> {
         let content = parse_key(key)?;
         check_file(&upload, content.len)?;
         let store = &self.store;
@@ -236,22 +236,22 @@ impl Holder {
         if let Some(cache) = &store.cache {
             cache.put(Cached { owner: self.owner.clone(), fnv, content }, &file);
         }
-        Ok(file)
+        Ok(open_again(&file)?)
     }
 
     /// Answers a hash query from this owner's uploads, in memory or on disk.
-    pub(super) fn find(&self, len: u64, fnv: u64, cancelled: Cancelled<'_>) -> Option<Arc<OwnedFd>> {
+    pub(super) fn find(&self, len: u64, fnv: u64, cancelled: Cancelled<'_>) -> Option<OwnedFd> {
         let name = (self.owner.clone(), len, fnv);
         let known = self.store.lock().by_owner.get(&name).copied();
         if let Some(file) = known.and_then(|content| self.store.take(content, self.worker)) {
-            return Some(file);
+            return open_again(&file).ok();
         }
         let (content, source, offset) = self.store.cache.as_ref()?.get(&self.owner, len, fnv)?;
         let file = self.load(content, &source, offset, cancelled);
         match file {
             Ok(file) => {
                 self.store.lock().by_owner.insert(name, content);
-                Some(file)
+                open_again(&file).ok()
             }
             Err(error) => {
                 if matches!(error, WeightError::Hash { .. } | WeightError::Read(_)) {

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the metal device puts into a container, against golden files. `UPDATE_GOLDEN=1` writes them anew.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::Path;
+
+use lighter_devices::Device;
+use lighter_devices::host::{Engine, Host, Probe};
+use lighter_devices::metal::{Metal, MetalConfig};
+
+fn host() -> Host {
+    Host {
+        program: "/usr/bin/lighter".into(),
+        hook: "/usr/libexec/lighter/lighter-hook".into(),
+        hook_socket: "/run/lighter/hook.sock".into(),
+        client_dir: "/var/lib/lighter/client".into(),
+    }
+}
+
+fn engine(name: &str, stable_name: &str, aliases: &[&str]) -> Engine {
+    Engine {
+        name: name.into(),
+        description: String::new(),
+        version: "0.27.0".into(),
+        memory_bytes: None,
+        stable_name: stable_name.into(),
+        aliases: aliases.iter().map(|alias| (*alias).to_owned()).collect(),
+    }
+}
+
+fn metal(port: u16) -> Metal {
+    Metal { config: MetalConfig { port, ..MetalConfig::default() } }
+}
+
+fn check(golden: &str, metal: &Metal, engines: Vec<Engine>) {
+    let spec = metal.spec(&host(), &Probe::Found(engines)).unwrap();
+    spec.validate().unwrap();
+    assert!(spec.cdi_version.to_string().as_str() <= "0.5.0", "{}", spec.cdi_version);
+    let text = format!("{}\n", serde_json::to_string_pretty(&spec).unwrap());
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(golden);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    assert_eq!(text, std::fs::read_to_string(&path).unwrap_or_default(), "{}", path.display());
+}
+
+#[test]
+fn a_host_with_a_processor_only() {
+    check("metal-cpu.json", &metal(50052), vec![engine("CPU", "cpu", &[])]);
+}
+
+#[test]
+fn a_host_with_a_gpu_and_another_port() {
+    let engines = vec![engine("CUDA0", "0000-01-00.0", &["cuda0", "vulkan0"]), engine("CPU", "cpu", &[])];
+    check("metal-gpu.json", &metal(50099), engines);
+}
+
+#[test]
+fn no_engine_is_no_spec() {
+    let missing = Probe::Missing { reason: "no ggml".into(), remedy: "install it".into() };
+    assert_eq!(metal(50052).spec(&host(), &missing), None);
+}
+
+#[test]
+fn the_client_folder_repeats_what_the_spec_sets() {
+    let metal = metal(50099);
+    let spec = metal.spec(&host(), &Probe::Found(vec![engine("CPU", "cpu", &[])])).unwrap();
+    let files = metal.client_files();
+    let env = files.iter().find(|file| file.path == Path::new("metal/env")).unwrap();
+    let lines: Vec<&str> = std::str::from_utf8(&env.content).unwrap().lines().collect();
+    assert_eq!(lines, spec.container_edits.env);
+}
