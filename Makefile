@@ -1,10 +1,36 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # The front door for people and CI: each target does its own set-up, and can be run again.
 
-.PHONY: help engine engine-start engine-stop images
+.PHONY: help demo test test-quick gates gate-m12 bench-metal fuzz build engine engine-start engine-stop images
 
 help: ## List the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)$$/\1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: ## The main job on a fresh machine: a container generates text on this host's engine
+	tools/demo
+
+test: ## All tests but the long ones, with all the set-up that they need
+	tools/test all
+
+test-quick: ## Form, lints, unit and property tests: no engine, no root
+	tools/test quick
+
+gates: ## All tests, the long gates, and some minutes of fuzzing
+	tools/test gates
+	tools/fuzz 180
+
+gate-m12: ## Gate m12 alone: llama.cpp in a container against native
+	tools/test gate m12
+
+bench-metal: ## The metal device beside native and ggml's own server; writes docs/benchmarks.md
+	tools/bench-metal
+
+fuzz: ## One minute of fuzzing per parser of outside bytes
+	tools/fuzz 60
+
+build: ## Build lighter and its hook into target/dist
+	tools/toolchain
+	tools/build
 
 engine: ## Fetch the test engine (a private Docker from Debian's packages)
 	tools/engine fetch

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `lighter setup`: fetches what the host needs for a device, and removes it again.
+//!
+//! metal: an engine root, a folder with Debian's ggml and everything below it, for hosts whose own libraries are
+//! missing or older. The fetching is Debian's tools' work, driven by the scripts that the tests use too.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+
+use crate::config::Config;
+use crate::output;
+
+/// Arguments of `lighter setup`.
+#[derive(Debug, Args)]
+pub(crate) struct SetupArgs {
+    /// The device
+    device: SetupDevice,
+    /// Add the Vulkan backend with Mesa's drivers (metal only)
+    #[arg(long)]
+    vulkan: bool,
+    /// Remove what an earlier setup fetched
+    #[arg(long, conflicts_with = "vulkan")]
+    remove: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum SetupDevice {
+    /// ggml
+    Metal,
+}
+
+const SCRIPTS: [(&str, &str); 3] = [
+    ("lib.sh", include_str!("../../tools/lib.sh")),
+    ("debian-suite", include_str!("../../tools/debian-suite")),
+    ("engine-root", include_str!("../../tools/engine-root")),
+];
+
+/// Runs `lighter setup`.
+pub(crate) fn run(args: &SetupArgs, config: &Config) -> anyhow::Result<ExitCode> {
+    let SetupDevice::Metal = args.device;
+    let root = &config.metal.engine_root;
+    let scripts = unpack()?;
+    let cache = config.metal.cache_dir.parent().unwrap_or(&config.metal.cache_dir).join("packages");
+    std::fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
+    let mut command = Command::new(scripts.path().join("engine-root"));
+    match (args.remove, args.vulkan) {
+        (true, _) => command.arg("--remove"),
+        (false, true) => command.arg("metal-vulkan"),
+        (false, false) => command.arg("metal"),
+    };
+    let status = command
+        .arg(root)
+        .env("LIGHTER_CACHE", &cache)
+        .status()
+        .context("cannot run the script that makes engine roots (is bash installed?)")?;
+    if args.remove {
+        return Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    if !status.success() {
+        bail!("the engine root was not made ({status}); what was downloaded is kept, so run the command again");
+    }
+    output::line(&format!("metal's engine is in {}; `lighter restart` makes a running daemon use it", root.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unpack() -> anyhow::Result<tempfile::TempDir> {
+    let dir = tempfile::tempdir().context("cannot make a temporary folder")?;
+    for (name, text) in SCRIPTS {
+        let path = dir.path().join(name);
+        let named = || format!("cannot write {}", path.display());
+        let mut file = std::fs::File::create(&path).with_context(named)?;
+        file.write_all(text.as_bytes()).with_context(named)?;
+        file.set_permissions(std::fs::Permissions::from_mode(0o755)).with_context(named)?;
+    }
+    Ok(dir)
+}
