@@ -143,13 +143,13 @@ impl<'de> de::Deserializer<'de> for Decoder {
         for (key, value) in given {
             let field = fields.iter().find(|field| **field == key);
             let field = field.or_else(|| fields.iter().find(|field| field.eq_ignore_ascii_case(&key)));
-            let name = field.map_or(key, |field| (*field).to_owned());
-            match canonical.iter().position(|(taken, _)| *taken == name) {
+            let Some(field) = field else { return Err(de::Error::unknown_field(&key, fields)) };
+            match canonical.iter().position(|(taken, _)| taken == field) {
                 Some(index) => {
                     let (_, earlier) = canonical.swap_remove(index);
-                    canonical.push((name, earlier.followed_by(value)));
+                    canonical.push(((*field).to_owned(), earlier.followed_by(value)));
                 }
-                None => canonical.push((name, value)),
+                None => canonical.push(((*field).to_owned(), value)),
             }
         }
         visitor.visit_map(Entries::new(canonical))

@@ -9,6 +9,7 @@
 //! The measure of all behaviour is the reference implementation; `tests/golden.rs` compares with what it did.
 
 mod decode;
+mod encode;
 mod host;
 mod inject;
 mod names;

@@ -35,7 +35,7 @@ impl Scalar {
             Self::Null => "null",
             Self::Bool(_) => "a truth value",
             Self::Int(_) | Self::Uint(_) => "a whole number",
-            Self::Float(_) => "a number with a fraction",
+            Self::Float(_) => "a number with a fraction or too many digits",
             Self::Text(_) => "text",
         }
     }

@@ -12,8 +12,8 @@ use crate::scalar::{Scalar, resolve_plain, resolve_tagged};
 
 /// A spec is six levels deep; what is deeper can only be an error.
 const MAX_DEPTH: usize = 64;
-/// Bound of what aliases may add up to, in bytes and nodes together.
-const MAX_ALIASED_WEIGHT: usize = 16 << 20;
+/// Bound of what anchors and aliases may add to a document, in bytes of memory.
+const MAX_COPIED_WEIGHT: usize = 16 << 20;
 
 /// A node with its content.
 #[derive(Clone, Debug, PartialEq)]
@@ -118,7 +118,7 @@ enum Key {
 struct Builder {
     open: Vec<Open>,
     anchors: HashMap<usize, Tree>,
-    aliased_weight: usize,
+    copied_weight: usize,
 }
 
 impl Builder {
@@ -145,10 +145,7 @@ impl Builder {
             },
             Event::Alias(id) => {
                 let tree = self.anchors.get(&id).cloned().ok_or("an alias refers to what contains it")?;
-                self.aliased_weight += tree.weight();
-                if self.aliased_weight > MAX_ALIASED_WEIGHT {
-                    return Err("the aliases expand to too much".to_owned());
-                }
+                self.count_copy(&tree)?;
                 self.complete(tree, 0, false)
             }
             // Its scalars would mean something else, so other readers refuse it too.
@@ -170,9 +167,18 @@ impl Builder {
         Ok(None)
     }
 
+    fn count_copy(&mut self, tree: &Tree) -> Result<(), String> {
+        self.copied_weight += tree.weight();
+        if self.copied_weight > MAX_COPIED_WEIGHT {
+            return Err("anchors and aliases expand to too much".to_owned());
+        }
+        Ok(())
+    }
+
     /// Puts a complete node where it belongs; returns it if it is the whole document.
     fn complete(&mut self, tree: Tree, anchor: usize, is_merge: bool) -> Result<Option<Tree>, String> {
         if anchor != 0 {
+            self.count_copy(&tree)?;
             self.anchors.insert(anchor, tree.clone());
         }
         match self.open.last_mut().map(|open| &mut open.content) {

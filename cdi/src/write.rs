@@ -85,9 +85,7 @@ impl WriteError {
 pub fn write_spec(directory: &Path, file_name: &str, spec: &Spec) -> Result<Written, WriteError> {
     let path = spec_path(directory, file_name)?;
     spec.validate().map_err(|source| WriteError::Invalid { path: path.clone(), source })?;
-    let mut content = serde_json::to_vec_pretty(spec)
-        .map_err(|source| WriteError::Encode { path: path.clone(), source })?;
-    content.push(b'\n');
+    let content = spec.to_json().map_err(|source| WriteError::Encode { path: path.clone(), source })?;
     if is_current(&path, &content) {
         return Ok(Written::Unchanged);
     }
