@@ -8,8 +8,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 
 use lighter_cdi::{
-    ContainerEdits, Device, DeviceNode, Hook, HookName, IntelRdt, Mount, Spec, Version, WriteError, Written,
-    remove_spec, write_spec,
+    ContainerEdits, Device, DeviceNode, Hook, HookName, IntelRdt, Mount, Registry, Spec, Version, WriteError,
+    Written, remove_spec, write_spec,
 };
 
 const NAME: &str = "acme.com-dev.json";
@@ -180,4 +180,24 @@ fn a_full_producer_spec_has_the_keys_of_the_standard() {
         } }],
     });
     assert_eq!(serde_json::to_value(spec.with_lowest_version()).unwrap(), expected);
+}
+
+#[test]
+fn a_reader_never_sees_half_a_file() {
+    let root = tempfile::tempdir().unwrap();
+    let long = |round: u32| spec(&format!("{round}").repeat(50_000));
+    write_spec(root.path(), NAME, &long(0)).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..30 {
+                assert_eq!(write_spec(root.path(), NAME, &long(round)).unwrap(), Written::Changed);
+            }
+            done.store(true, std::sync::atomic::Ordering::Release);
+        });
+        while !done.load(std::sync::atomic::Ordering::Acquire) {
+            let registry = Registry::scan(&[root.path()]);
+            assert_eq!(registry.devices().count(), 1, "{:?}", registry.errors().collect::<Vec<_>>());
+        }
+    });
 }

@@ -136,14 +136,13 @@ fn inject(directories: &Directories, spec_path: &Path, devices: &[String]) -> an
 /// Says which names are missing, and whether a broken file may be the cause.
 fn unresolved(names: &[String], directories: &Directories, registry: &Registry) -> anyhow::Error {
     let places = directories.describe();
-    let broken = registry.errors().count();
-    let hint = match broken {
-        0 => "see `lighter cdi list` for what there is".to_owned(),
-        _ => format!("{broken} errors in spec files may be the cause, see `lighter cdi list`"),
+    let hint = match registry.errors().next() {
+        None => "`lighter cdi list` shows what there is",
+        Some(_) => "a spec file with errors may be the cause, `lighter cdi list` shows them",
     };
     // Names come from outside: quoted, so that none of them can break the line.
     let names: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
-    anyhow!("no valid spec in {places} offers the device {}: {hint}", names.join(", "))
+    anyhow!("no valid spec in {places} offers {}: {hint}", names.join(", "))
 }
 
 fn read_spec(path: &Path) -> anyhow::Result<Value> {
