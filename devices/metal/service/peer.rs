@@ -52,6 +52,10 @@ impl Peers {
             {
                 all.add(&found);
             }
+            // The rest of a big client need not be read.
+            if all.is_enough() {
+                break;
+            }
         }
         let major = major(&all);
         tracing::debug!(pid, ?major, files = files.len(), "client's ggml");

@@ -94,6 +94,11 @@ impl Marks {
         self.versions.extend(&other.versions);
     }
 
+    /// Whether more files could not change the answer: the RPC client is among them, and ggml's version.
+    pub(super) fn is_enough(&self) -> bool {
+        self.any && !self.versions.is_empty()
+    }
+
     /// Searches a piece of a file. Pieces overlap by [`OVERLAP_BYTES`].
     pub(super) fn search(&mut self, piece: &[u8]) {
         for (mark, text) in [
