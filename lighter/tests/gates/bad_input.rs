@@ -76,7 +76,8 @@ print("done")
 #[test]
 fn a_missing_engine_is_said_by_doctor_with_the_way_out() {
     let engine = Engine::take();
-    let daemon = Daemon::with(&engine, "base_library = \"/nonexistent/libggml-base.so.0\"\nregistry_library = \"/nonexistent/libggml.so.0\"");
+    let nowhere = "libraries = { base = \"/nonexistent/libggml-base.so.0\", registry = \"/nonexistent/libggml.so.0\" }";
+    let daemon = Daemon::with(&engine, nowhere);
     let output = run(daemon.lighter().arg("doctor"));
     let text = text_of(&output);
     assert_eq!(output.status.code(), Some(3), "{text}");

@@ -5,20 +5,23 @@
 use crate::support::{DEVICE, Daemon, Engine, LLAMA_IMAGE, model, run, stdout_of, text_of};
 
 const MODEL: &str = "/models/model.gguf";
-const PROMPT: &str = "Write three sentences about the sea.";
+const PROMPT: &str = "The sea is";
+
+/// As many as the native runs have, so that the two compare.
+const ONE_THREAD: &str = "threads = 1";
 
 fn mount() -> String {
     format!("{}:{MODEL}:ro", model().display())
 }
 
 fn completion() -> Vec<&'static str> {
-    vec!["llama-completion", "-m", MODEL, "-no-cnv", "--temp", "0", "--seed", "1", "-n", "64", "-c", "512", "-t", "2", "-p", PROMPT]
+    vec!["llama-completion", "-m", MODEL, "-no-cnv", "--temp", "0", "--seed", "1", "-n", "64", "-c", "512", "-t", "1", "-p", PROMPT]
 }
 
 #[test]
 fn greedy_text_through_the_device_equals_native_byte_for_byte() {
     let engine = Engine::take();
-    let daemon = Daemon::start(&engine);
+    let daemon = Daemon::with(&engine, ONE_THREAD);
     let mount = mount();
     let native = stdout_of(engine.docker(["run", "--rm", "-v", &mount, LLAMA_IMAGE]).args(completion()).args(["-ngl", "0"]));
     assert!(native.len() > PROMPT.len() + 40, "native wrote too little to compare: {native:?}");
@@ -45,9 +48,9 @@ fn the_same_command_without_the_device_is_refused() {
 #[test]
 fn llama_bench_through_the_device_gives_figures_beside_native() {
     let engine = Engine::take();
-    let _daemon = Daemon::start(&engine);
+    let _daemon = Daemon::with(&engine, ONE_THREAD);
     let mount = mount();
-    let bench = ["-m", MODEL, "-p", "64", "-n", "32", "-r", "2", "-t", "2", "-o", "json"];
+    let bench = ["-m", MODEL, "-p", "64", "-n", "32", "-r", "2", "-t", "1", "-o", "json"];
     let figures = |text: &str| -> Vec<f64> {
         let start = text.find('[').unwrap_or_else(|| panic!("no JSON in {text}"));
         let rows: serde_json::Value = serde_json::from_str(text.get(start..).unwrap()).unwrap();
