@@ -157,8 +157,8 @@ impl Client {
         self.reader.read_into(head).map_err(ClientError::Stream)?;
         let region = WriteRegion::parse(head, self.major).ok_or(ClientError::Body(Command::SetTensor))?;
         let bytes = body_bytes - head_bytes as u64;
-        let WriteRegion { tensor, offset, keep } = region;
-        if self.is_weight(&tensor, offset, bytes, keep)? {
+        let WriteRegion { tensor, offset, .. } = region;
+        if self.is_weight(&tensor, offset, bytes)? {
             return self.take_weight(&tensor, bytes);
         }
         let place = self.region(&tensor, offset, bytes, Access::Write)?;
@@ -166,17 +166,11 @@ impl Client {
     }
 
     /// Whether an upload is a whole weight that may be shared.
-    fn is_weight(
-        &mut self,
-        tensor: &WireTensor,
-        offset: u64,
-        bytes: u64,
-        keep: Option<bool>,
-    ) -> Result<bool, ClientError> {
+    /// What the client says about keeping does not decide: it only ever asks for its largest.
+    fn is_weight(&mut self, tensor: &WireTensor, offset: u64, bytes: u64) -> Result<bool, ClientError> {
         if !self.engine.config.share_weights
             || bytes < MIN_BYTES
             || offset != 0
-            || keep == Some(false)
             || tensor.op != 0
             || tensor.view_src != 0
             || tensor.flags & FED != 0
@@ -205,7 +199,7 @@ impl Client {
             Hash::parse(body).ok_or(ClientError::Body(Command::SetTensorHash))?;
         let bytes = self.shape(&tensor)?.bytes;
         self.settle();
-        let found = self.is_weight(&tensor, offset, bytes, None)?
+        let found = self.is_weight(&tensor, offset, bytes)?
             && match find(&self.engine, &self.link, bytes, fnv) {
                 Some(memory) => {
                     self.space.share(tensor.buffer, tensor.data, memory)?;
