@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Random messages that are nearly right, against a real worker: each ends at most its own stream, and another
+//! client goes on. `LIGHTER_FUZZ_MESSAGES` says how many (a long run takes a million), `LIGHTER_FUZZ_SEED` where
+//! to begin.
+
+mod worker_harness;
+
+use lighter_devices::metal::rpc::{LATEST_OPS, Op, TENSOR_BYTES, WireTensor};
+use worker_harness::{Client, Host, floats, number, tensor};
+
+#[test]
+#[ignore = "the worker's process, started by the tests"]
+fn worker_child() {
+    worker_harness::worker_child();
+}
+
+/// SplitMix64: the same messages for the same seed on every machine.
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn chance(&mut self, one_in: u64) -> bool {
+        self.below(one_in) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[usize::try_from(self.below(from.len() as u64)).unwrap()]
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::try_from(self.next() >> 32).unwrap()
+    }
+}
+
+const BUFFER_BYTES: u64 = 1 << 16;
+
+/// A tensor that mostly fits into the buffer, with sizes that mostly fit each other.
+fn some_tensor(dice: &mut Dice, id: u64, handle: u64, base: u64) -> WireTensor {
+    let kind = dice.pick(&[0, 0, 0, 0, 0, 1, 1, 26, 26, 27, 30, 2, 8, 9, 15, 24, 43, 4]);
+    let mut ne = std::array::from_fn(|_| dice.pick(&[1, 1, 1, 2, 4, 4, 8, 32]));
+    if matches!(kind, 2 | 8) {
+        ne[0] = 32;
+    }
+    let mut made = tensor(id, kind, ne, handle, base + dice.below(900) * 64);
+    let (block, bytes) = match kind {
+        1 | 25 | 30 => (1, 2),
+        27 => (1, 8),
+        24 => (1, 1),
+        2 => (32, 18),
+        8 => (32, 34),
+        _ => (1, 4),
+    };
+    made.nb[0] = bytes;
+    made.nb[1] = ne[0] / block * bytes;
+    made.nb[2] = made.nb[1] * ne[1];
+    made.nb[3] = made.nb[2] * ne[2];
+    if dice.chance(6) {
+        let (a, b) = (dice.pick(&[0, 1, 2, 3]), dice.pick(&[0, 1, 2, 3]));
+        made.nb.swap(a, b);
+        made.ne.swap(a, b);
+    }
+    if dice.chance(40) {
+        made.ne[dice.pick(&[0, 1, 2, 3])] = dice.pick(&[0, u32::MAX, 1 << 31, 1 << 16]);
+    }
+    if dice.chance(40) {
+        made.nb[dice.pick(&[0, 1, 2, 3])] = dice.word();
+    }
+    if dice.chance(60) {
+        made.data = dice.next();
+    }
+    if dice.chance(80) {
+        made.buffer = dice.below(4);
+    }
+    made
+}
+
+fn some_graph(dice: &mut Dice, handle: u64, base: u64) -> (Vec<u64>, Vec<WireTensor>) {
+    let leaves = 1 + dice.below(5);
+    let nodes = 1 + dice.below(4);
+    let mut tensors: Vec<WireTensor> = (1..=leaves).map(|id| some_tensor(dice, id, handle, base)).collect();
+    let mut order = Vec::new();
+    for id in leaves + 1..=leaves + nodes {
+        let mut node = some_tensor(dice, id, handle, base);
+        if dice.chance(2) {
+            // The sizes of an input, as most operations need.
+            let like = dice.pick(&tensors);
+            (node.kind, node.ne, node.nb) = (like.kind, like.ne, like.nb);
+        }
+        node.op = number(dice.pick(LATEST_OPS));
+        if dice.chance(3) {
+            node.op = number(dice.pick(&[Op::Add, Op::MulMat, Op::Cpy, Op::SoftMax, Op::Rope, Op::GetRows]));
+        }
+        node.flags = 16;
+        let sources = dice.pick(&[1, 1, 2, 2, 2, 3, 3, 5, 6, 7]);
+        for slot in 0..sources {
+            node.src[slot] = 1 + dice.below(id - 1);
+        }
+        for param in &mut node.params {
+            *param = match dice.below(8) {
+                0 => i32::from_le_bytes(dice.word().to_le_bytes()),
+                1 => 1.0_f32.to_bits().cast_signed(),
+                2 => -1,
+                3 | 4 => dice.pick(&[1, 2, 4, 8, 16]),
+                _ => 0,
+            };
+        }
+        if dice.chance(5) {
+            node.view_src = 1 + dice.below(id - 1);
+        }
+        if dice.chance(30) {
+            node.src[0] = dice.next();
+        }
+        order.push(id);
+        tensors.push(node);
+    }
+    if dice.chance(20) {
+        order.push(dice.below(12));
+    }
+    (order, tensors)
+}
+
+fn body_of(dice: &mut Dice, client: &Client, command: u8, handle: u64, base: u64) -> Vec<u8> {
+    let one = some_tensor(dice, 1, handle, base).to_bytes().to_vec();
+    let numbers = |dice: &mut Dice, count: usize| -> Vec<u8> {
+        (0..count).flat_map(|_| dice.below(256).to_le_bytes()).collect()
+    };
+    let device = client.device();
+    match command {
+        0 => [device, dice.pick(&[0, 64, 4096, 1 << 40, u64::MAX]).to_le_bytes().to_vec()].concat(),
+        1 | 2 | 11 => device,
+        3 | 4 => dice.below(6).to_le_bytes().to_vec(),
+        5 => [dice.below(4).to_le_bytes().to_vec(), vec![dice.pick(&[0, 255])]].concat(),
+        6 => {
+            let flag = if client.major >= 7 { vec![1] } else { vec![] };
+            let bytes = usize::try_from(dice.below(512)).unwrap();
+            [one, flag, numbers(dice, 1), vec![dice.pick(&[0, 1, 255]); bytes]].concat()
+        }
+        7 | 8 => [one, numbers(dice, 2)].concat(),
+        9 => [one, some_tensor(dice, 2, handle, base).to_bytes().to_vec()].concat(),
+        12 => one,
+        13 => {
+            let sources: Vec<u8> =
+                (0..10).flat_map(|id| some_tensor(dice, id, handle, base).to_bytes()).collect();
+            [device, one, sources].concat()
+        }
+        16 => [device, dice.below(3).to_le_bytes().to_vec()].concat(),
+        17 => [one, numbers(dice, 2), vec![7]].concat(),
+        18 => [one, numbers(dice, 4), vec![0; 64]].concat(),
+        19 => [one, numbers(dice, 4)].concat(),
+        _ => vec![0; usize::try_from(dice.below(2 * TENSOR_BYTES as u64)).unwrap()],
+    }
+}
+
+/// Sends messages until the worker ends the stream or enough were sent; says how many.
+fn rampage(host: &Host, dice: &mut Dice, most: u64) -> u64 {
+    let mut client = host.client(dice.pick(&[8, 8, 8, 7, 5, 3]));
+    let (handle, base) = client.buffer(BUFFER_BYTES);
+    for sent in 0..most {
+        let command =
+            dice.pick(&[10, 10, 10, 10, 10, 6, 6, 8, 9, 12, 13, 16, 17, 18, 19, 7, 5, 0, 3, 4, 1, 20, 99]);
+        if command == 10 {
+            let (nodes, tensors) = some_graph(dice, handle, base);
+            let mut body = client.graph_body(dice.below(3), &nodes, &tensors);
+            if dice.chance(30) {
+                let at = usize::try_from(dice.below(body.len() as u64)).unwrap();
+                body[at] ^= u8::try_from(1 + dice.below(255)).unwrap();
+            }
+            client.send(10, &body);
+        } else {
+            let body = body_of(dice, &client, command, handle, base);
+            client.send(command, &body);
+        }
+        // Whatever else was answered, this is: or the stream has ended.
+        client.send(3, &handle.to_le_bytes());
+        loop {
+            match client.answer() {
+                None => return sent + 1,
+                Some(answer) if answer == base.to_le_bytes() => break,
+                Some(_) => {}
+            }
+        }
+    }
+    most
+}
+
+#[test]
+fn nearly_right_messages_harm_nobody_else() {
+    let messages =
+        std::env::var("LIGHTER_FUZZ_MESSAGES").ok().and_then(|n| n.parse().ok()).unwrap_or(3000_u64);
+    let seed = std::env::var("LIGHTER_FUZZ_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1_u64);
+    let Some(host) = Host::start(|_| {}) else { return };
+    let mut bystander = host.client(8);
+    let (handle, base) = bystander.buffer(4096);
+    let mine = tensor(1, 0, [8, 1, 1, 1], handle, base);
+    bystander.set(&mine, 0, &floats(&[7.0; 8]));
+    let (mut sent, mut round) = (0, seed);
+    while sent < messages {
+        eprintln!("seed {round}: {sent} messages so far");
+        sent += rampage(&host, &mut Dice(round), (messages - sent).min(200));
+        round += 1;
+        bystander.add_up();
+        assert_eq!(bystander.get(&mine, 0, 32).expect("served"), floats(&[7.0; 8]), "seed {}", round - 1);
+    }
+    drop(bystander);
+    let counters = host.counters();
+    assert!(counters.graphs > 0, "some graphs were computed");
+    eprintln!("{sent} messages: {} graphs computed, {} streams refused", counters.graphs, counters.errors);
+}
