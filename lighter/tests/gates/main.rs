@@ -3,6 +3,7 @@
 //! the ignored ones are the long ones of `make gates`.
 
 mod bad_input;
+mod engines;
 mod lifecycle;
 mod m12;
 mod network;

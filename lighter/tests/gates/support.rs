@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What every gate uses: the test engine, a daemon of its own, containers, and a small ggml RPC client.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -85,6 +86,11 @@ pub(crate) fn eventually<T>(what: &str, mut test: impl FnMut() -> Option<T>) -> 
     }
 }
 
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The test engine. One for all gates: they take turns.
 pub(crate) struct Engine {
     dir: PathBuf,
@@ -94,8 +100,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// Waits for this gate's turn and starts the engine if it is not running.
     pub(crate) fn take() -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turn();
         let socket = stdout_of(Command::new(repo().join("tools/engine")).arg("start"));
         let engine = Self { dir: Path::new(socket.trim()).parent().unwrap().to_owned(), _turn: turn };
         static IMAGES: OnceLock<()> = OnceLock::new();
@@ -106,6 +111,18 @@ impl Engine {
             }
         });
         engine
+    }
+
+    /// A second engine that maps containers' users to others of the host; the caller purges it.
+    pub(crate) fn remapped() -> Self {
+        let turn = turn();
+        let dir = std::env::temp_dir().join(format!("lighter-remap-{}", std::process::id()));
+        let with_dir = |program: &str, args: &[&str]| {
+            stdout_of(Command::new(repo().join(program)).env("LIGHTER_ENGINE_DIR", &dir).args(args))
+        };
+        with_dir("tools/engine", &["start", "--userns-remap"]);
+        with_dir("tools/images", &["base"]);
+        Self { dir, _turn: turn }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -190,6 +207,8 @@ impl Daemon {
     /// Starts one whose `[metal]` section holds these lines besides.
     pub(crate) fn with(engine: &Engine, metal: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("lighter-gate-").tempdir().unwrap();
+        // Containers whose users are remapped must reach the client folder below it.
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let hook = std::env::var_os("LIGHTER_GATE_HOOK")
             .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_lighter-hook")), PathBuf::from);
         let config = format!(
