@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lighter_devices::metal::service::{WorkerProgram, run_with};
 use lighter_devices::metal::{Libraries, MetalConfig};
-use lighter_devices::service::ServiceLink;
+use lighter_devices::service::{LinkError, ServiceLink};
 use lighter_wire::{EngineState, GrantId, Owner, ServiceReport, StreamOffer};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -67,15 +67,8 @@ impl Running {
     fn open(&self, container: &str, command: &str) -> UnixStream {
         let (mut near, far) = UnixStream::pair().unwrap();
         near.set_read_timeout(Some(LONG)).unwrap();
-        let offer = StreamOffer {
-            stream: NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
-            grant: grant(container),
-            container: container.to_owned(),
-            owner: Owner(container.split('.').next().unwrap().to_owned()),
-            device: "all".to_owned(),
-            peer_pid: None,
-        };
-        self.link().hand_over(&offer, far.into()).unwrap();
+        let stream = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.link().hand_over(&offer(container, stream), far.into()).unwrap();
         // A refused stream may be closed by now.
         let _ = near.write_all(format!("{command}\n").as_bytes());
         near
@@ -117,6 +110,17 @@ impl Drop for Running {
         drop(self.link.take());
         let ended = self.thread.take().unwrap().join();
         assert!(ended.is_ok() || std::thread::panicking());
+    }
+}
+
+fn offer(container: &str, stream: u64) -> StreamOffer {
+    StreamOffer {
+        stream,
+        grant: grant(container),
+        container: container.to_owned(),
+        owner: Owner(container.split('.').next().unwrap().to_owned()),
+        device: "all".to_owned(),
+        peer_pid: None,
     }
 }
 
@@ -178,6 +182,37 @@ fn no_worker_outlives_the_service() {
     reader.read_line(&mut pid).unwrap();
     drop(service);
     assert!(!is_running(pid.trim()));
+}
+
+#[test]
+fn no_worker_outlives_a_service_that_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("libggml.so.0");
+    std::fs::write(&library, "").unwrap();
+    let libraries = Libraries { base: library.clone(), registry: library, backends_dir: None };
+    let settings = MetalConfig { libraries: Some(libraries), ..MetalConfig::default() };
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let mut service = std::process::Command::new(bad_worker())
+        .args(["service", &serde_json::to_string(&settings).unwrap()])
+        .stdin(theirs)
+        .spawn()
+        .unwrap();
+    let link = ServiceLink::connect(ours, LONG).unwrap();
+    let (mut near, far) = UnixStream::pair().unwrap();
+    near.write_all(b"stay\n").unwrap();
+    link.hand_over(&offer("a", 1), far.into()).unwrap();
+    let mut pid = String::new();
+    BufReader::new(near).read_line(&mut pid).unwrap();
+    assert!(is_running(pid.trim()));
+    service.kill().unwrap();
+    service.wait().unwrap();
+    let deadline = Instant::now() + LONG;
+    while is_running(pid.trim()) {
+        assert!(Instant::now() < deadline, "worker {pid} lives on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(matches!(link.report(LONG), Err(LinkError::Ended { .. })));
 }
 
 #[test]
@@ -351,4 +386,33 @@ fn a_missing_engine_is_reported_with_a_remedy_and_streams_are_refused() {
     assert_eq!(service.ask("a", "hello"), "");
     let error = service.report().containers["grant-a"].last_error.clone().unwrap();
     assert!(error.contains("CUDA3"), "{error}");
+}
+
+/// ggml itself, under all restrictions. `LIGHTER_TEST_GGML_ROOT` names an engine root (`tools/engine-root metal`).
+#[test]
+fn a_real_worker_serves_a_client_in_the_sandbox() {
+    let Some(root) = std::env::var_os("LIGHTER_TEST_GGML_ROOT") else {
+        eprintln!("SKIPPED: LIGHTER_TEST_GGML_ROOT names no engine root");
+        return;
+    };
+    let service = Running::start("real", |config| {
+        config.libraries = None;
+        config.engine_root = root.into();
+        config.engine = "CPU".to_owned();
+        config.protocol = Some(8);
+    });
+    let EngineState::Available { name, version } = service.report().engine else { panic!() };
+    assert!(name.starts_with("CPU") && version != "9.9.9", "{name} {version}");
+    let (mut near, far) = UnixStream::pair().unwrap();
+    near.set_read_timeout(Some(LONG)).unwrap();
+    service.link().hand_over(&offer("a", 1), far.into()).unwrap();
+    // HELLO with the 24 bytes of capabilities that clients send since major 4.
+    near.write_all(&[&[14][..], &24u64.to_le_bytes(), &[0; 24]].concat()).unwrap();
+    let mut head = [0; 8];
+    near.read_exact(&mut head).unwrap();
+    let mut answer = vec![0; usize::try_from(u64::from_le_bytes(head)).unwrap()];
+    near.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[..3], [8, 0, 0]);
+    assert_eq!(service.report().totals["workers"], 1);
+    assert!(service.report().troubles.is_empty());
 }

@@ -130,6 +130,135 @@ fn some_graph(dice: &mut Dice, handle: u64, base: u64) -> (Vec<u64>, Vec<WireTen
     (order, tensors)
 }
 
+/// A tensor without gaps at a random place.
+fn dense(dice: &mut Dice, id: u64, kind: u32, ne: [u32; 4], handle: u64, base: u64) -> WireTensor {
+    let (block, bytes) = match kind {
+        1 | 30 => (1, 2),
+        27 => (1, 8),
+        2 => (32, 18),
+        8 => (32, 34),
+        _ => (1, 4),
+    };
+    let mut made = tensor(id, kind, ne, handle, base + dice.below(700) * 64);
+    made.nb[0] = bytes;
+    made.nb[1] = ne[0] / block * bytes;
+    made.nb[2] = made.nb[1] * ne[1];
+    made.nb[3] = made.nb[2] * ne[2];
+    made
+}
+
+/// An operation with inputs that fit it: kinds and sizes of the result and of each input, and parameters.
+fn fitting(dice: &mut Dice) -> (Op, (u32, [u32; 4]), Vec<(u32, [u32; 4])>, Vec<i32>) {
+    let float = |value: f32| value.to_bits().cast_signed();
+    let n = dice.pick(&[1, 2, 4, 8, 32, 64]);
+    let (m, k, h) = (dice.pick(&[1, 2, 3, 8]), dice.pick(&[1, 2, 5]), dice.pick(&[1, 2]));
+    let (f, all) = (0, [n, m, k, h]);
+    let store = dice.pick(&[0, 1, 30]);
+    let blocks = dice.pick(&[0, 1, 2, 8, 30]);
+    let wide = if matches!(blocks, 2 | 8) { 32 } else { n };
+    match dice.below(22) {
+        0 => (
+            dice.pick(&[Op::Add, Op::Sub, Op::Mul, Op::Div]),
+            (f, all),
+            vec![(f, all), (f, [n, 1, k, 1])],
+            vec![],
+        ),
+        1 => (dice.pick(&[Op::Sqr, Op::Sqrt, Op::Log, Op::Sin, Op::Cos]), (f, all), vec![(f, all)], vec![]),
+        2 => {
+            let unary = i32::try_from(dice.below(22)).unwrap();
+            (Op::Unary, (f, all), vec![(f, all)], vec![unary, float(0.5), float(0.5), float(0.5), float(0.1)])
+        }
+        3 => (Op::MulMat, (f, [m, k, h, 1]), vec![(blocks, [wide, m, 1, 1]), (f, [wide, k, h, 1])], vec![]),
+        4 => (Op::GetRows, (f, [wide, k, 1, 1]), vec![(blocks, [wide, m, 1, 1]), (26, [k, 1, 1, 1])], vec![]),
+        5 => {
+            let table = (store, [n, m, 1, 1]);
+            (Op::SetRows, table, vec![(f, [n, k, 1, 1]), (27, [k, 1, 1, 1]), table], vec![])
+        }
+        6 => (
+            Op::SoftMax,
+            (f, all),
+            vec![(f, all), (f, [n, m, 1, 1])],
+            vec![float(0.5), float(dice.pick(&[0.0, 8.0]))],
+        ),
+        7 => {
+            let turned = i32::try_from(n).unwrap() & !1;
+            let all = [n.max(2), m, k, 1];
+            let params =
+                vec![0, turned.max(2), dice.pick(&[0, 2]), 0, 64, float(1e4), float(1.0), 0, float(1.0)];
+            (Op::Rope, (f, all), vec![(f, all), (26, [k, 1, 1, 1])], params)
+        }
+        8 => (Op::Cpy, (store, all), vec![(f, all)], vec![]),
+        9 => (Op::Concat, (f, [n, m + k, h, 1]), vec![(f, [n, m, h, 1]), (f, [n, k, h, 1])], vec![1]),
+        10 => (dice.pick(&[Op::Norm, Op::RmsNorm, Op::L2Norm]), (f, all), vec![(f, all)], vec![float(1e-5)]),
+        11 => {
+            let (kv, q) = ((dice.pick(&[0, 1]), [n, k, 1, 1]), (f, [n, m, h, 1]));
+            (Op::FlashAttnExt, (f, [n, h, m, 1]), vec![q, kv, kv, (1, [k, m, 1, 1])], vec![float(0.1)])
+        }
+        12 => (
+            Op::Glu,
+            (f, [n, m, 1, 1]),
+            vec![(f, [2 * n, m, 1, 1])],
+            vec![dice.pick(&[0, 1, 2, 3, 4, 5]), 0, float(1.7), float(7.0)],
+        ),
+        13 => (Op::Repeat, (f, [2 * n, m, 3 * k, h]), vec![(f, all)], vec![]),
+        14 => (Op::Pad, (f, [n + 1, m + 2, k, h]), vec![(f, all)], vec![0, 1, 2]),
+        15 => (dice.pick(&[Op::Argsort]), (26, all), vec![(f, all)], vec![dice.pick(&[0, 1])]),
+        16 => {
+            let (kernel, input) = ((1, [3, m, 4, 1]), (f, [n + 2, m, k, 1]));
+            (Op::Im2col, (1, [3 * m, n, k, 1]), vec![kernel, input], vec![1, 0, 0, 0, 1, 0, 0])
+        }
+        17 => (Op::Scale, (f, all), vec![(f, all)], vec![float(2.0), float(1.0)]),
+        18 => (dice.pick(&[Op::SumRows, Op::Mean]), (f, [1, m, k, h]), vec![(f, all)], vec![]),
+        19 => (
+            Op::MulMatId,
+            (f, [m, 2, k, 1]),
+            vec![(f, [n, m, 3, 1]), (f, [n, 1, k, 1]), (26, [2, k, 1, 1])],
+            vec![],
+        ),
+        20 => (Op::Cont, (f, [m, n, k, h]), vec![(f, all)], vec![]),
+        _ => (Op::TopK, (26, [1, m, k, h]), vec![(f, all)], vec![]),
+    }
+}
+
+/// One node of a graph whose inputs fit, in which then perhaps one thing is wrong.
+fn fitting_graph(dice: &mut Dice, handle: u64, base: u64) -> (Vec<u64>, Vec<WireTensor>) {
+    let (op, (kind, ne), inputs, params) = fitting(dice);
+    let mut tensors = Vec::new();
+    for (id, (kind, ne)) in (1..).zip(inputs) {
+        tensors.push(dense(dice, id, kind, ne, handle, base));
+    }
+    let last = tensors.len() as u64 + 1;
+    let mut node = dense(dice, last, kind, ne, handle, base);
+    (node.op, node.flags, node.use_count) = (number(op), 16, 1);
+    for (slot, id) in (1..last).enumerate() {
+        node.src[slot] = id;
+    }
+    node.params[..params.len()].copy_from_slice(&params);
+    if matches!(op, Op::MulMatId) {
+        // Numbers of experts are not looked at before; unlike rows they come from the graph itself.
+        node.op = number(Op::MulMat);
+        node.src[2] = 0;
+        tensors.truncate(2);
+    }
+    tensors.push(node);
+    if dice.chance(3) {
+        let at = usize::try_from(dice.below(tensors.len() as u64)).unwrap();
+        let wrong = &mut tensors[at];
+        match dice.below(6) {
+            0 => wrong.ne[dice.pick(&[0, 1, 2, 3])] = dice.pick(&[0, 1, 2, 3, 5, 64]),
+            1 => wrong.nb[dice.pick(&[0, 1, 2, 3])] = dice.pick(&[0, 1, 2, 4, 8, 256, 4096]),
+            2 => wrong.kind = dice.pick(&[0, 1, 2, 6, 8, 20, 26, 27, 30, 39]),
+            3 => {
+                wrong.params[dice.pick(&[0, 1, 2, 3, 4, 5, 6, 8, 11, 15])] =
+                    dice.pick(&[-1, 0, 1, 3, 100, i32::MAX])
+            }
+            4 => wrong.src.swap(0, dice.pick(&[1, 2, 9])),
+            _ => wrong.data += dice.pick(&[1, 2, 4]),
+        }
+    }
+    (vec![last], tensors)
+}
+
 fn body_of(dice: &mut Dice, client: &Client, command: u8, handle: u64, base: u64) -> Vec<u8> {
     let one = some_tensor(dice, 1, handle, base).to_bytes().to_vec();
     let numbers = |dice: &mut Dice, count: usize| -> Vec<u8> {
@@ -166,11 +295,17 @@ fn body_of(dice: &mut Dice, client: &Client, command: u8, handle: u64, base: u64
 fn rampage(host: &Host, dice: &mut Dice, most: u64) -> u64 {
     let mut client = host.client(dice.pick(&[8, 8, 8, 7, 5, 3]));
     let (handle, base) = client.buffer(BUFFER_BYTES);
+    // Rubbish as numbers, small ones as rows.
+    let rubbish: Vec<u8> = (0..BUFFER_BYTES).map(|_| dice.pick(&[0, 0, 0, 1, 63, 128, 255])).collect();
+    let whole =
+        WireTensor { nb: [1, 1 << 16, 1 << 16, 1 << 16], ..tensor(1, 24, [1 << 16, 1, 1, 1], handle, base) };
+    client.set(&whole, 0, &rubbish);
     for sent in 0..most {
         let command =
             dice.pick(&[10, 10, 10, 10, 10, 6, 6, 8, 9, 12, 13, 16, 17, 18, 19, 7, 5, 0, 3, 4, 1, 20, 99]);
         if command == 10 {
-            let (nodes, tensors) = some_graph(dice, handle, base);
+            let make = if dice.chance(4) { some_graph } else { fitting_graph };
+            let (nodes, tensors) = make(dice, handle, base);
             let mut body = client.graph_body(dice.below(3), &nodes, &tensors);
             if dice.chance(30) {
                 let at = usize::try_from(dice.below(body.len() as u64)).unwrap();
@@ -206,7 +341,9 @@ fn nearly_right_messages_harm_nobody_else() {
     bystander.set(&mine, 0, &floats(&[7.0; 8]));
     let (mut sent, mut round) = (0, seed);
     while sent < messages {
-        eprintln!("seed {round}: {sent} messages so far");
+        if round % 100 == 0 {
+            eprintln!("seed {round}: {sent} messages so far");
+        }
         sent += rampage(&host, &mut Dice(round), (messages - sent).min(200));
         round += 1;
         bystander.add_up();

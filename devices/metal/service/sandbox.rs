@@ -7,12 +7,12 @@
 //! - no core dumps, and for engines on the processor a limit of memory behind its own account.
 //!
 //! Prepared here, in the service; put on by [`super::spawn`] between fork and exec, so that a worker that does
-//! not cooperate has it on as well. What the kernel cannot do is left out and said in the log once.
+//! not cooperate has it on as well. What the kernel cannot do is left out, and said in the log at the service's start.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use landlock::{
@@ -222,11 +222,7 @@ fn filter() -> Result<BpfProgram, SandboxError> {
 pub(super) fn describe() -> String {
     let users =
         if can_change_users() { "own user for each worker" } else { "workers run as the daemon's user" };
-    let landlock = if Path::new("/sys/kernel/security/landlock").exists() || landlock_is_there() {
-        "Landlock"
-    } else {
-        "no Landlock"
-    };
+    let landlock = if landlock_is_there() { "Landlock" } else { "no Landlock in this kernel" };
     format!("{users}, {landlock}, seccomp")
 }
 

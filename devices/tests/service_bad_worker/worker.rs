@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A worker that misbehaves as its clients ask it to, for the tests of the metal service. It has no ggml.
 //!
-//! The variable `START` says how it starts. The first line of a stream says what it does with the stream.
+//! The variable `START` says how it starts; `real` makes it an ordinary worker. The first line of a stream says what it
+//! does with the stream. `service SETTINGS` makes it a service whose workers it is itself.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -22,6 +23,23 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    let start = std::env::var("START").unwrap_or_default();
+    if let [first, settings] = args.as_slice()
+        && first == "service"
+    {
+        let control = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+        lighter_devices::metal::service::run(control, serde_json::from_str(settings).unwrap()).unwrap();
+        return;
+    }
+    if start == "real" {
+        if args == ["probe", "metal"] {
+            lighter_devices::metal::probe::answer().unwrap();
+        } else {
+            let control = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+            lighter_devices::metal::worker::run(control).unwrap();
+        }
+        return;
+    }
     if args == ["probe", "metal"] {
         println!(
             r#"{{"devices":{{"version":"9.9.9","devices":[{{"name":"CPU","description":"bad worker","class":"cpu","memory_bytes":1000000000,"address":null}}]}}}}"#
@@ -32,14 +50,14 @@ fn main() {
     let Some((ToWorker::Configure(config), _)) = recv::<ToWorker>(&control).unwrap() else {
         panic!("no configuration")
     };
-    match std::env::var("START").as_deref() {
-        Ok("never") => std::thread::sleep(Duration::from_secs(600)),
-        Ok("abort") => std::process::abort(),
-        Ok("failed") => {
+    match start.as_str() {
+        "never" => std::thread::sleep(Duration::from_secs(600)),
+        "abort" => std::process::abort(),
+        "failed" => {
             say(&control, &FromWorker::Failed { reason: "no such engine".to_owned() });
             return;
         }
-        Ok("rubbish") => {
+        "rubbish" => {
             rustix::io::write(&control, b"{\"fine\":1}").unwrap();
             std::thread::sleep(Duration::from_secs(600));
         }
