@@ -27,8 +27,8 @@ def call(s, command, body):
     s.sendall(struct.pack("<BQ", command, len(body)) + body)
     return take(s, struct.unpack("<Q", take(s, 8))[0])
 try:
-    s = socket.create_connection(("127.0.0.1", port), 10)
-    s.settimeout(30)
+    s = socket.create_connection(("127.0.0.1", port), 30)
+    s.settimeout(120)
     call(s, 14, bytes(24))
     print("served", struct.unpack("<I", call(s, 15, b""))[0], "devices", flush=True)
 except (OSError, EOFError) as error:
