@@ -241,7 +241,7 @@ fn fitting_graph(dice: &mut Dice, handle: u64, base: u64) -> (Vec<u64>, Vec<Wire
         tensors.truncate(2);
     }
     tensors.push(node);
-    if dice.chance(3) {
+    if dice.chance(6) {
         let at = usize::try_from(dice.below(tensors.len() as u64)).unwrap();
         let wrong = &mut tensors[at];
         match dice.below(6) {
@@ -269,7 +269,7 @@ fn body_of(dice: &mut Dice, client: &Client, command: u8, handle: u64, base: u64
         0 => [device, dice.pick(&[0, 64, 4096, 1 << 40, u64::MAX]).to_le_bytes().to_vec()].concat(),
         1 | 2 | 11 => device,
         3 | 4 => dice.below(6).to_le_bytes().to_vec(),
-        5 => [dice.below(4).to_le_bytes().to_vec(), vec![dice.pick(&[0, 255])]].concat(),
+        5 => [handle.to_le_bytes().to_vec(), vec![dice.pick(&[0, 1, 255])]].concat(),
         6 => {
             let flag = if client.major >= 7 { vec![1] } else { vec![] };
             let bytes = usize::try_from(dice.below(512)).unwrap();
@@ -291,6 +291,15 @@ fn body_of(dice: &mut Dice, client: &Client, command: u8, handle: u64, base: u64
     }
 }
 
+/// A tensor whose bytes are those of its sizes, so that all can be set.
+fn is_plain(tensor: &WireTensor) -> bool {
+    let bytes = if tensor.kind == 27 { 8 } else { 4 };
+    let rows = bytes * tensor.ne[0];
+    tensor.ne.iter().all(|ne| (1..100).contains(ne))
+        && tensor.nb == [bytes, rows, rows * tensor.ne[1], rows * tensor.ne[1] * tensor.ne[2]]
+        && tensor.ne[3] == 1
+}
+
 /// Sends messages until the worker ends the stream or enough were sent; says how many.
 fn rampage(host: &Host, dice: &mut Dice, most: u64) -> u64 {
     let mut client = host.client(dice.pick(&[8, 8, 8, 7, 5, 3]));
@@ -301,11 +310,18 @@ fn rampage(host: &Host, dice: &mut Dice, most: u64) -> u64 {
         WireTensor { nb: [1, 1 << 16, 1 << 16, 1 << 16], ..tensor(1, 24, [1 << 16, 1, 1, 1], handle, base) };
     client.set(&whole, 0, &rubbish);
     for sent in 0..most {
-        let command =
-            dice.pick(&[10, 10, 10, 10, 10, 6, 6, 8, 9, 12, 13, 16, 17, 18, 19, 7, 5, 0, 3, 4, 1, 20, 99]);
+        // Mostly graphs; the others mostly with bodies that are accepted, so that streams live for a while.
+        let command = match dice.below(40) {
+            0 => dice.pick(&[0, 3, 4, 7, 16, 20, 99]),
+            1..=8 => dice.pick(&[1, 5, 6, 8, 9, 12, 13, 17, 18, 19]),
+            _ => 10,
+        };
         if command == 10 {
-            let make = if dice.chance(4) { some_graph } else { fitting_graph };
+            let make = if dice.chance(20) { some_graph } else { fitting_graph };
             let (nodes, tensors) = make(dice, handle, base);
+            for rows in tensors.iter().filter(|t| matches!(t.kind, 26 | 27) && t.op == 0 && is_plain(t)) {
+                client.set(rows, 0, &vec![0; usize::try_from(rows.nb[3].min(4096)).unwrap()]);
+            }
             let mut body = client.graph_body(dice.below(3), &nodes, &tensors);
             if dice.chance(30) {
                 let at = usize::try_from(dice.below(body.len() as u64)).unwrap();
