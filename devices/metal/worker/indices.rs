@@ -4,7 +4,7 @@
 //! ggml's CPU kernels give up on a row that does not exist. Row numbers that a graph computes itself cannot be
 //! looked at before; what they do ends with the worker.
 
-use super::plan::Tensors;
+use super::plan::{Tensors, moves_nothing};
 use super::shape::kinds::I64;
 use crate::metal::ggml::{MemoryError, Place};
 use crate::metal::rpc::Op;
@@ -21,6 +21,12 @@ pub(super) enum IndexError {
         row: i64,
         /// How many there are.
         rows: u64,
+    },
+    /// Something that is computed before, or the operation itself, writes over the row numbers.
+    #[error("{op}: its row numbers are overwritten before it reads them")]
+    Overwritten {
+        /// The operation.
+        op: &'static str,
     },
     /// The data cannot be read.
     #[error("row numbers cannot be read")]
@@ -84,43 +90,58 @@ fn origin(all: &Tensors, index: usize) -> usize {
     all.views.get(index).copied().flatten().unwrap_or(index)
 }
 
+/// Whether a node up to this rank writes into a place: row numbers looked at before would be others by then.
+fn overwritten(all: &Tensors, rank: usize, place: &Place) -> bool {
+    all.order.iter().take(rank + 1).filter(|index| !moves_nothing(all.op(**index))).any(|index| {
+        all.places.get(*index).and_then(Option::as_ref).is_some_and(|written| {
+            std::rc::Rc::ptr_eq(&written.memory, &place.memory)
+                && written.offset < place.offset + place.bytes
+                && place.offset < written.offset + written.bytes
+        })
+    })
+}
+
+/// The row numbers of a node and how many rows there are, where these can be known before.
+fn check_of(all: &Tensors, index: usize) -> Option<IndexCheck> {
+    // Where the row numbers are, and where the rows; `None` for the result itself.
+    let op = all.op(index);
+    let (numbers, table) = match op {
+        Op::GetRows => (1, Some(0)),
+        Op::SetRows => (1, None),
+        Op::AddId => (2, Some(1)),
+        _ => return None,
+    };
+    let sources = all.sources.get(index)?;
+    let table = table.map_or(Some(index), |slot: usize| sources.get(slot).copied().flatten());
+    let numbers = sources.get(numbers).copied().flatten()?;
+    let computed = |at: usize| all.rank.get(at).is_some_and(Option::is_some) && !moves_nothing(all.op(at));
+    if computed(numbers) || computed(origin(all, numbers)) {
+        return None;
+    }
+    let (shape, place) = (all.shape(Some(numbers))?, all.places.get(numbers).cloned().flatten()?);
+    let [_, rows, ..] = all.shape(table)?.ne;
+    Some(IndexCheck { op: op.name(), place, ne: shape.ne, nb: shape.nb, wide: shape.is(I64), rows })
+}
+
 /// The checks of a graph, each once.
-pub(super) fn index_checks(all: &Tensors) -> Vec<IndexCheck> {
+///
+/// # Errors
+/// When row numbers are overwritten before they are read.
+pub(super) fn index_checks(all: &Tensors) -> Result<Vec<IndexCheck>, IndexError> {
     let mut checks: Vec<IndexCheck> = Vec::new();
-    for index in &all.order {
-        // Where the row numbers are, and where the rows; `None` for the result itself.
-        let op = all.op(*index);
-        let (numbers, table) = match op {
-            Op::GetRows => (1, Some(0)),
-            Op::SetRows => (1, None),
-            Op::AddId => (2, Some(1)),
-            _ => continue,
-        };
-        let sources = all.sources.get(*index).copied().unwrap_or_default();
-        let table = table.map_or(Some(*index), |slot: usize| sources.get(slot).copied().flatten());
-        let Some(numbers) = sources.get(numbers).copied().flatten() else { continue };
-        let root = origin(all, numbers);
-        let computed = |at: usize| {
-            all.rank.get(at).is_some_and(Option::is_some)
-                && !matches!(all.op(at), Op::None | Op::View | Op::Reshape | Op::Permute | Op::Transpose)
-        };
-        if computed(numbers) || computed(root) {
-            continue;
+    for (rank, index) in all.order.iter().enumerate() {
+        let Some(check) = check_of(all, *index) else { continue };
+        if overwritten(all, rank, &check.place) {
+            return Err(IndexError::Overwritten { op: check.op });
         }
-        let (Some(shape), Some(table)) = (all.shape(Some(numbers)), all.shape(table)) else { continue };
-        let Some(place) = all.places.get(numbers).cloned().flatten() else { continue };
-        let [_, rows, ..] = table.ne;
-        let known = checks.iter().any(|check| {
-            check.rows <= rows
-                && check.place.offset == place.offset
-                && check.ne == shape.ne
-                && check.nb == shape.nb
-                && std::rc::Rc::ptr_eq(&check.place.memory, &place.memory)
+        let known = checks.iter().any(|other| {
+            other.rows <= check.rows
+                && (other.place.offset, other.ne, other.nb) == (check.place.offset, check.ne, check.nb)
+                && std::rc::Rc::ptr_eq(&other.place.memory, &check.place.memory)
         });
         if !known {
-            let (ne, nb, wide) = (shape.ne, shape.nb, shape.is(I64));
-            checks.push(IndexCheck { op: op.name(), place, ne, nb, wide, rows });
+            checks.push(check);
         }
     }
-    checks
+    Ok(checks)
 }

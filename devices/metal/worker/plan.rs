@@ -153,7 +153,8 @@ pub(super) struct Tensors {
     pub(super) rank: Vec<Option<usize>>,
 }
 
-fn moves_nothing(op: Op) -> bool {
+/// Operations that only look at memory in another way.
+pub(super) fn moves_nothing(op: Op) -> bool {
     matches!(op, Op::None | Op::Reshape | Op::View | Op::Permute | Op::Transpose)
 }
 
@@ -352,7 +353,7 @@ pub(super) fn plan(
         all.check_node(*index).map_err(|error| all.fail(*index, error))?;
     }
     let graph = build(engine, &all, major)?;
-    let indices = if engine.host { index_checks(&all) } else { Vec::new() };
+    let indices = if engine.host { index_checks(&all)? } else { Vec::new() };
     Ok(Plan { graph, indices })
 }
 
