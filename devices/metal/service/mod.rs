@@ -184,6 +184,7 @@ impl MetalService {
             live: None,
             crashes: Crashes::new(&self.shared.config),
             limiter: Limiter::new(Instant::now()),
+            chatter: Limiter::new(Instant::now()),
             report_seq: 0,
             reporters: Vec::new(),
         };

@@ -55,7 +55,10 @@ pub(super) struct Warden {
     pub(super) readings: Arc<Mutex<Readings>>,
     pub(super) live: Option<Live>,
     pub(super) crashes: Crashes,
+    /// Of the service's own lines about the container.
     pub(super) limiter: Limiter,
+    /// Of the worker's lines.
+    pub(super) chatter: Limiter,
     pub(super) report_seq: u64,
     pub(super) reporters: Vec<Sender<()>>,
 }
@@ -347,14 +350,12 @@ impl Warden {
         let Some(live) = &mut self.live else { return };
         for line in live.lines.read() {
             live.remember(&line);
-            match self.limiter.check(Instant::now()) {
-                Verdict::Write { left_out: 0 } => {
-                    tracing::debug!(container = self.container, line, "worker says")
-                }
-                Verdict::Write { left_out } => {
-                    tracing::debug!(container = self.container, left_out, line, "worker says");
-                }
-                Verdict::Drop => {}
+            let Verdict::Write { left_out } = self.chatter.check(Instant::now()) else { continue };
+            // A worker's own log comes this way too; ggml's chatter is for those who look for it.
+            if line.contains(" WARN ") || line.contains("ERROR ") {
+                tracing::warn!(container = self.container, left_out, line, "worker says");
+            } else {
+                tracing::debug!(container = self.container, left_out, line, "worker says");
             }
         }
     }
