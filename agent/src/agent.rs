@@ -90,6 +90,7 @@ pub(crate) struct Shared {
     pub(crate) poller: Poller,
     pub(crate) refusals: Refusals,
     pub(crate) hooks: Pool,
+    pub(crate) strangers: Pool,
     pub(crate) gate: Pool,
     pub(crate) engines: Pool,
     pub(crate) ends: Pool,
@@ -159,6 +160,7 @@ impl Agent {
             poller: Poller::new().map_err(kernel("make an epoll set"))?,
             refusals: Refusals::default(),
             hooks: Pool::new("lighter-hooks", 16, 2048),
+            strangers: Pool::new("lighter-others", 2, 64),
             gate: Pool::new("lighter-gate", 8, 65536),
             engines: Pool::new("lighter-record", 8, 4096),
             ends: Pool::new("lighter-ends", 8, 65536),
@@ -217,7 +219,8 @@ impl Drop for Agent {
         if let Some(event_loop) = self.event_loop.take() {
             let _ = event_loop.join();
         }
-        for pool in [&self.shared.hooks, &self.shared.gate, &self.shared.engines, &self.shared.ends] {
+        let shared = &self.shared;
+        for pool in [&shared.hooks, &shared.strangers, &shared.gate, &shared.engines, &shared.ends] {
             pool.close(STOP_LIMIT);
         }
         for grant in self.shared.grants.all() {

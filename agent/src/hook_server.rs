@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use lighter_wire::{Endpoint, GrantId, PacketError, recv_up_to, send};
 use rustix::net::{UCred, sockopt};
@@ -34,6 +34,8 @@ fn refused(cause: impl Into<String>, remedy: impl Into<String>) -> Refused {
     Refused { cause: cause.into(), remedy: remedy.into() }
 }
 
+/// How long a caller who may not ask is waited for.
+const STRANGERS_TIME: Duration = Duration::from_secs(1);
 const LOOK_AT_LOG: &str = "see the log of the lighter daemon";
 
 impl From<io::Error> for Refused {
@@ -59,17 +61,25 @@ pub(crate) fn take(shared: &Arc<Shared>, connection: OwnedFd) {
     };
     let uid = caller.uid.as_raw();
     if uid != 0 && uid != shared.own_uid && !shared.hook_uids.contains(&uid) {
-        let answer = refused(
-            format!("uid {uid} may not ask for grants"),
-            format!("the administrator can allow it with `lighter config set hook-uids {uid}`"),
-        );
-        return answer.send_to(&connection, None, uid);
+        // On threads of their own, and few: whoever may not ask cannot hold up those who may.
+        let _ = shared.strangers.run(move || turn_away(&connection, uid));
+        return;
     }
     let inner = Arc::clone(shared);
     if shared.hooks.run(move || serve(&inner, &connection, caller)).is_err() {
         // The connection went with the job; the hook tells its user that it was closed.
         tracing::error!("too many hooks wait; one was turned away");
     }
+}
+
+fn turn_away(connection: &OwnedFd, uid: u32) {
+    if sockopt::set_socket_timeout(connection, sockopt::Timeout::Recv, Some(STRANGERS_TIME)).is_err() {
+        return;
+    }
+    // Read and thrown away: a connection that is closed over an unread request is reset, and the answer lost.
+    let _ = recv_up_to::<ToAgent>(connection, MAX_MESSAGE_BYTES);
+    let remedy = format!("the administrator can add {uid} to engines.hook_uids in lighter's configuration");
+    refused(format!("uid {uid} may not ask for grants"), remedy).send_to(connection, None, uid);
 }
 
 impl Refused {
@@ -199,7 +209,7 @@ impl Request<'_> {
         shared.endpoints_of(kind).ok_or_else(|| {
             refused(
                 format!("the device {kind} is off on this host"),
-                format!("switch it on with `lighter config set {kind} on`, or see `lighter doctor`"),
+                format!("switch it on with `lighter config --{kind} on`, or see `lighter doctor`"),
             )
         })
     }

@@ -6,7 +6,7 @@ use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lighter_wire::{Endpoint, GrantId, Kind, StreamOffer};
 use rustix::io::Errno;
@@ -73,11 +73,12 @@ fn arrived(
         (Some(address), Some(local)) => peer::identify(space, address, local),
         _ => Peer::Unknown { reason: "the connection is not over IPv4".into() },
     };
-    decide(shared, Waiting { stream, kind, space: space.id, peer });
+    decide(shared, Waiting { stream, kind, space: space.id, peer }, shared.limits.record_retry);
 }
 
-fn decide(shared: &Arc<Shared>, arrived: Waiting) {
-    let containers = shared.grants.containers(shared.limits.record_retry);
+/// `denied_for`: for how long an engine's denial stands before it counts as not asked.
+fn decide(shared: &Arc<Shared>, arrived: Waiting, denied_for: Duration) {
+    let containers = shared.grants.containers(denied_for);
     match gate::decide(arrived.kind, &arrived.peer, &containers) {
         Decision::Allow { grant, pid } => deliver(shared, arrived, &grant, pid),
         Decision::AskRecord { grant } => wait_for_record(shared, arrived, &grant),
@@ -160,7 +161,8 @@ fn answered(shared: &Arc<Shared>, grant: &Grant, verdict: Verdict) {
         save_confirmed(shared, grant);
     }
     for stream in waiting {
-        decide(shared, stream);
+        // This is the answer they waited for, however short its life: asking again for them would never end.
+        decide(shared, stream, Duration::MAX);
     }
 }
 
