@@ -293,11 +293,13 @@ fn body_of(dice: &mut Dice, client: &Client, command: u8, handle: u64, base: u64
 
 /// A tensor whose bytes are those of its sizes, so that all can be set.
 fn is_plain(tensor: &WireTensor) -> bool {
-    let bytes = if tensor.kind == 27 { 8 } else { 4 };
-    let rows = bytes * tensor.ne[0];
-    tensor.ne.iter().all(|ne| (1..100).contains(ne))
-        && tensor.nb == [bytes, rows, rows * tensor.ne[1], rows * tensor.ne[1] * tensor.ne[2]]
-        && tensor.ne[3] == 1
+    let mut bytes = if tensor.kind == 27 { 8_u64 } else { 4 };
+    let dense = tensor.ne.iter().zip(tensor.nb).all(|(ne, nb)| {
+        let fits = u64::from(nb) == bytes;
+        bytes = bytes.saturating_mul(u64::from(*ne));
+        fits
+    });
+    dense && tensor.ne[3] == 1 && (1..4097).contains(&bytes)
 }
 
 /// Sends messages until the worker ends the stream or enough were sent; says how many.

@@ -142,6 +142,7 @@ pub(super) struct Client {
     pub(super) major: Major,
     // Graphs go before the memory they use, and the backend that may still compute them before both.
     backend: Option<Backend>,
+    fallback: Option<Backend>,
     graphs: HashMap<u64, Plan>,
     graphs_bytes: usize,
     pub(super) space: Space,
@@ -178,6 +179,7 @@ pub(super) fn serve(
         reader,
         major,
         backend: None,
+        fallback: None,
         graphs: HashMap::new(),
         graphs_bytes: 0,
         space: Space::new(Arc::clone(&engine)),
@@ -261,6 +263,11 @@ impl Client {
         let sent = reply(self.reader.source(), body).map_err(ClientError::Stream)?;
         self.engine.counters.out_bytes.fetch_add(sent, Relaxed);
         Ok(())
+    }
+
+    /// The age of ggml that the client seems to have.
+    pub(super) fn age(&self) -> Option<&Era> {
+        self.eras.first()
     }
 
     /// Answers a change with nothing, in the majors that wait for that.
@@ -368,7 +375,7 @@ impl Client {
             None => self.engine.backend(&self.engine.device)?,
         };
         let since = Instant::now();
-        let done = plan.compute(&mut backend);
+        let done = plan.compute(&self.engine, &mut backend, &mut self.fallback);
         self.count_engine(since);
         self.engine.counters.graphs.fetch_add(1, Relaxed);
         self.backend = Some(backend);

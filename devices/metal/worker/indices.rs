@@ -101,26 +101,41 @@ fn overwritten(all: &Tensors, rank: usize, place: &Place) -> bool {
     })
 }
 
-/// The row numbers of a node and how many rows there are, where these can be known before.
-fn check_of(all: &Tensors, index: usize) -> Option<IndexCheck> {
+/// The input with a node's row numbers, and how many rows there are.
+fn numbers_of(all: &Tensors, index: usize) -> Option<(usize, u64)> {
     // Where the row numbers are, and where the rows; `None` for the result itself.
-    let op = all.op(index);
-    let (numbers, table) = match op {
+    let (numbers, table) = match all.op(index) {
         Op::GetRows => (1, Some(0)),
         Op::SetRows => (1, None),
         Op::AddId => (2, Some(1)),
         _ => return None,
     };
-    let sources = all.sources.get(index)?;
+    let sources = all.sources_of(index);
     let table = table.map_or(Some(index), |slot: usize| sources.get(slot).copied().flatten());
-    let numbers = sources.get(numbers).copied().flatten()?;
+    let [_, rows, ..] = all.shape(table)?.ne;
+    Some((sources.get(numbers).copied().flatten()?, rows))
+}
+
+/// The check of a node's row numbers, with the memory that `place` gives.
+pub(super) fn check_in(
+    all: &Tensors,
+    index: usize,
+    place: &dyn Fn(usize) -> Option<Place>,
+) -> Option<IndexCheck> {
+    let (numbers, rows) = numbers_of(all, index)?;
+    let (shape, place) = (all.shape(Some(numbers))?, place(numbers)?);
+    let op = all.op(index).name();
+    Some(IndexCheck { op, place, ne: shape.ne, nb: shape.nb, wide: shape.is(I64), rows })
+}
+
+/// The row numbers of a node, where these can be known before.
+fn check_of(all: &Tensors, index: usize) -> Option<IndexCheck> {
+    let (numbers, _) = numbers_of(all, index)?;
     let computed = |at: usize| all.rank.get(at).is_some_and(Option::is_some) && !moves_nothing(all.op(at));
     if computed(numbers) || computed(origin(all, numbers)) {
         return None;
     }
-    let (shape, place) = (all.shape(Some(numbers))?, all.places.get(numbers).cloned().flatten()?);
-    let [_, rows, ..] = all.shape(table)?.ne;
-    Some(IndexCheck { op: op.name(), place, ne: shape.ne, nb: shape.nb, wide: shape.is(I64), rows })
+    check_in(all, index, &|at| all.place_of(at))
 }
 
 /// The checks of a graph, each once.

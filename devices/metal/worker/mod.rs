@@ -4,8 +4,10 @@
 //! The service starts it with one end of a control socket. What a container's bytes may do to ggml ends with
 //! this process, so it holds nothing of another container but read-only weights that all have in common.
 
+mod assemble;
 mod client;
 mod engine;
+mod host_step;
 mod indices;
 mod link;
 mod plan;

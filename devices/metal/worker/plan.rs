@@ -5,18 +5,18 @@
 //! would read inputs that are no longer there. Inputs come before their users, so nothing recurses.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
+use super::assemble::assemble;
 use super::engine::Engine;
+use super::host_step::HostStep;
 use super::indices::{IndexCheck, IndexError, index_checks};
 use super::rules::{Node, RuleError, check};
 use super::shape::{Shape, ShapeError};
 use super::space::{Access, Space, SpaceError};
-use crate::metal::ggml::{Backend, Builder, EngineError, Graph, GraphError, NodeSpec, Place};
+use crate::metal::ggml::{Backend, EngineError, Graph, GraphError, Memory, MemoryError, Place};
 use crate::metal::rpc::{Era, GraphFrame, MAX_SOURCES, Major, Op, WireTensor};
-
-/// ggml's flags that a client may set.
-const KNOWN_FLAGS: i32 = 0x1f;
 
 /// Why a graph is refused.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +58,9 @@ pub(super) enum PlanError {
     /// ggml has no room.
     #[error(transparent)]
     Graph(#[from] GraphError),
+    /// Memory for the host's part.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -113,28 +116,65 @@ pub(super) enum TensorError {
     View,
 }
 
+/// A part of a graph.
+#[derive(Debug)]
+enum Step {
+    /// Nodes that the engine computes.
+    Engine(Graph),
+    /// One that the host computes for it.
+    Host(HostStep),
+}
+
 /// A graph, ready to be computed again and again.
 #[derive(Debug)]
 pub(super) struct Plan {
-    graph: Graph,
+    steps: Vec<Step>,
     indices: Vec<IndexCheck>,
 }
 
 impl Plan {
-    pub(super) fn compute(&mut self, backend: &mut Backend) -> Result<(), PlanError> {
+    /// Computes it: on the engine's backend, and on the host's where a step needs it.
+    pub(super) fn compute(
+        &mut self,
+        engine: &Engine,
+        backend: &mut Backend,
+        fallback: &mut Option<Backend>,
+    ) -> Result<(), PlanError> {
         for check in &self.indices {
             check.run()?;
         }
-        backend.compute(&mut self.graph)?;
+        for step in &mut self.steps {
+            match step {
+                Step::Engine(graph) => backend.compute(graph)?,
+                Step::Host(step) => {
+                    backend.finish();
+                    let host = match fallback.take() {
+                        Some(host) => host,
+                        None => engine.backend(&step.device)?,
+                    };
+                    step.compute(fallback.insert(host))?;
+                }
+            }
+        }
         Ok(())
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.graph.bytes()
+        self.graphs().map(Graph::bytes).sum()
     }
 
-    pub(super) fn uses(&self, memory: &std::rc::Rc<crate::metal::ggml::Memory>) -> bool {
-        self.graph.uses(memory)
+    pub(super) fn uses(&self, memory: &Rc<Memory>) -> bool {
+        self.steps.iter().any(|step| match step {
+            Step::Engine(graph) => graph.uses(memory),
+            Step::Host(step) => step.uses(memory),
+        })
+    }
+
+    fn graphs(&self) -> impl Iterator<Item = &Graph> {
+        self.steps.iter().map(|step| match step {
+            Step::Engine(graph) => graph,
+            Step::Host(step) => &step.graph,
+        })
     }
 }
 
@@ -159,7 +199,7 @@ pub(super) fn moves_nothing(op: Op) -> bool {
 }
 
 impl Tensors {
-    fn fail(&self, index: usize, source: impl Into<TensorError>) -> PlanError {
+    pub(super) fn fail(&self, index: usize, source: impl Into<TensorError>) -> PlanError {
         let name = self.wire.get(index).map(WireTensor::name_text).unwrap_or_default();
         PlanError::Tensor { index, name, source: source.into() }
     }
@@ -170,6 +210,14 @@ impl Tensors {
 
     pub(super) fn op(&self, index: usize) -> Op {
         self.ops.get(index).copied().unwrap_or(Op::None)
+    }
+
+    pub(super) fn sources_of(&self, index: usize) -> [Option<usize>; MAX_SOURCES] {
+        self.sources.get(index).copied().unwrap_or_default()
+    }
+
+    pub(super) fn place_of(&self, index: usize) -> Option<Place> {
+        self.places.get(index).cloned().flatten()
     }
 
     fn listed(&self, index: usize) -> Option<usize> {
@@ -296,14 +344,13 @@ impl Tensors {
     }
 
     /// What a view says of where it lies must be true: some engines compute addresses from it.
-    fn check_view(&self, index: usize) -> Result<Option<(usize, u64)>, TensorError> {
+    pub(super) fn check_view(&self, index: usize) -> Result<Option<(usize, u64)>, TensorError> {
         let Some(root) = self.views.get(index).copied().flatten() else { return Ok(None) };
         let place = |at: usize| self.places.get(at).and_then(Option::as_ref);
         let (Some(own), Some(of)) = (place(index), place(root)) else { return Ok(None) };
         let offset = self.wire.get(index).map_or(0, |tensor| tensor.view_offset);
         let root_is_whole = self.wire.get(root).is_some_and(|tensor| tensor.view_src == 0);
-        let fits =
-            std::rc::Rc::ptr_eq(&own.memory, &of.memory) && of.offset.checked_add(offset) == Some(own.offset);
+        let fits = Rc::ptr_eq(&own.memory, &of.memory) && of.offset.checked_add(offset) == Some(own.offset);
         if !root_is_whole || !fits {
             return if self.shapes.get(index).is_some_and(Shape::is_empty) {
                 Ok(None)
@@ -352,80 +399,45 @@ pub(super) fn plan(
     for index in &all.order {
         all.check_node(*index).map_err(|error| all.fail(*index, error))?;
     }
-    let graph = build(engine, &all, major)?;
+    let steps = build(engine, &all, major)?;
     let indices = if engine.host { index_checks(&all)? } else { Vec::new() };
-    Ok(Plan { graph, indices })
+    Ok(Plan { steps, indices })
 }
 
-fn build(engine: &Arc<Engine>, all: &Tensors, major: Major) -> Result<Graph, PlanError> {
-    let mut builder = Builder::new(&engine.ggml, all.wire.len(), all.order.len())?;
-    // Clients before ggml 0.9.6 do not know the flag, and without it nothing is computed.
-    let computes = Builder::compute_flag();
-    let no_flags = major.number() < 4
-        && !all.order.iter().any(|index| all.wire.get(*index).is_some_and(|t| t.flags & computes != 0));
-    for (index, tensor) in all.wire.iter().enumerate() {
-        let listed = all.listed(index).is_some();
-        let mut spec = spec(engine, all, index, tensor).map_err(|error| all.fail(index, error))?;
-        spec.flags = tensor.flags & KNOWN_FLAGS | if no_flags && listed { computes } else { 0 };
-        builder.add(&spec)?;
+/// Divides the order into what the engine computes and what the host does for it.
+fn build(engine: &Arc<Engine>, all: &Tensors, major: Major) -> Result<Vec<Step>, PlanError> {
+    let whole = assemble(engine, all, &all.order, &|index| all.place_of(index), major)?;
+    let mut here = Vec::with_capacity(all.order.len());
+    for (index, (built, _)) in all.order.iter().zip(&whole.order) {
+        here.push(moves_nothing(all.op(*index)) || whole.builder.supported(&engine.device, *built)?);
     }
-    for index in 0..all.wire.len() {
-        for (slot, source) in all.sources.get(index).copied().unwrap_or_default().into_iter().enumerate() {
-            if let Some(source) = source {
-                builder.link(index, slot, source)?;
-            }
-        }
-        if let Some((root, offset)) = all.check_view(index).map_err(|error| all.fail(index, error))? {
-            builder.link_view(index, root, offset)?;
-        }
+    if here.iter().all(|here| *here) {
+        return Ok(vec![Step::Engine(whole.finish(engine)?)]);
     }
-    for index in &all.order {
-        let op = all.op(*index);
-        if !moves_nothing(op) && !builder.supported(&engine.device, *index)? {
-            return Err(all.fail(*index, TensorError::Unsupported { op: op.name() }));
+    drop(whole);
+    let mut steps = Vec::new();
+    let mut run = Vec::new();
+    for (index, here) in all.order.iter().zip(here) {
+        if here {
+            run.push(*index);
+            continue;
         }
+        steps.extend(engine_step(engine, all, &std::mem::take(&mut run), major)?);
+        steps.push(Step::Host(HostStep::new(engine, all, *index, major)?));
     }
-    let order = with_uses(all, major);
-    let view = engine.ggml.op_number(Op::View).unwrap_or(0);
-    Ok(builder.finish(&order, view)?)
+    steps.extend(engine_step(engine, all, &run, major)?);
+    Ok(steps)
 }
 
-fn spec(engine: &Engine, all: &Tensors, index: usize, tensor: &WireTensor) -> Result<NodeSpec, TensorError> {
-    let op = all.op(index);
-    let lacks = |name: &'static str| TensorError::EngineLacks { op: name };
-    let mut params = tensor.params;
-    if let Some(name) = all.unary.get(index).copied().flatten()
-        && let Some(first) = params.first_mut()
-    {
-        *first = engine.ggml.unary_number(name).ok_or(lacks(name))?;
+fn engine_step(
+    engine: &Arc<Engine>,
+    all: &Tensors,
+    run: &[usize],
+    major: Major,
+) -> Result<Option<Step>, PlanError> {
+    if run.iter().all(|index| moves_nothing(all.op(*index))) {
+        return Ok(None);
     }
-    Ok(NodeSpec {
-        kind: i32::try_from(tensor.kind).unwrap_or(-1),
-        ne: tensor.ne,
-        nb: tensor.nb,
-        op: engine.ggml.op_number(op).ok_or(lacks(op.name()))?,
-        params,
-        flags: 0,
-        name: tensor.name,
-        place: all.places.get(index).cloned().flatten(),
-    })
-}
-
-/// The order, each with whether something outside the graph uses it: then ggml must not fuse it away.
-fn with_uses(all: &Tensors, major: Major) -> Vec<(usize, bool)> {
-    let mut inside = vec![0_i64; all.wire.len()];
-    for index in &all.order {
-        for source in all.sources.get(*index).copied().unwrap_or_default().into_iter().flatten() {
-            if let Some(count) = inside.get_mut(source) {
-                *count += 1;
-            }
-        }
-    }
-    let told = major.may_send_use_counts() && all.wire.iter().any(|tensor| tensor.use_count != 0);
-    let uses = |index: usize| {
-        let counted = inside.get(index).copied().unwrap_or(0);
-        let total = all.wire.get(index).map_or(0, |tensor| i64::from(tensor.use_count));
-        !told || total > counted
-    };
-    all.order.iter().map(|index| (*index, uses(*index))).collect()
+    let assembled = assemble(engine, all, run, &|index| all.place_of(index), major)?;
+    Ok(Some(Step::Engine(assembled.finish(engine)?)))
 }

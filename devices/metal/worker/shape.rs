@@ -17,7 +17,6 @@ pub(crate) mod kinds {
     pub(crate) const Q8_1: u32 = 9;
     pub(crate) const Q8_K: u32 = 15;
     pub(crate) const IQ4_NL: u32 = 20;
-    pub(crate) const I8: u32 = 24;
     pub(crate) const I16: u32 = 25;
     pub(crate) const I32: u32 = 26;
     pub(crate) const I64: u32 = 27;
@@ -227,7 +226,6 @@ pub(crate) mod tests {
             kinds::F32 | kinds::I32 => (1, 4),
             kinds::F16 | kinds::BF16 | kinds::I16 => (1, 2),
             kinds::I64 => (1, 8),
-            kinds::I8 => (1, 1),
             kinds::Q4_0 => (32, 18),
             kinds::Q8_0 => (32, 34),
             _ => unreachable!("no test needs it"),

@@ -7,13 +7,14 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::client::{Client, ClientError, PIECE_BYTES};
+use super::rules::{Node, check};
 use super::shape::Shape;
 use super::space::Access;
 use super::weights::{MIN_BYTES, Upload, find};
 use crate::metal::ggml::{Builder, NodeSpec, Place};
 use crate::metal::rpc::{
-    AllocSize, Command, CopyPair, Hash, Memset, ReadRegion, ReadRows, Rows, WireTensor, WriteRegion,
-    WriteRows, alloc_buffer, clear_buffer, device_of, handle_of,
+    AllocSize, Command, CopyPair, Hash, MAX_SOURCES, Memset, Op, ReadRegion, ReadRows, Rows, WireTensor,
+    WriteRegion, WriteRows, alloc_buffer, clear_buffer, device_of, handle_of,
 };
 
 /// ggml's flags of tensors that a graph is fed with or gives back: not weights.
@@ -325,7 +326,39 @@ impl Client {
     pub(super) fn alloc_size(&mut self, body: &[u8]) -> Result<(), ClientError> {
         let asked = AllocSize::parse(body, self.major).ok_or(ClientError::Body(Command::GetAllocSize))?;
         self.only_device(asked.device)?;
-        let bytes = self.device_bytes(&asked.tensor)?;
+        let bytes = match self.computed_bytes(&asked)? {
+            Some(bytes) => bytes,
+            None => self.device_bytes(&asked.tensor)?,
+        };
         self.answer(&bytes.to_le_bytes())
+    }
+
+    /// Bytes that a tensor takes as the result of its operation: some devices keep notes behind it. `None` where
+    /// the operation does not matter or is none that would be computed.
+    fn computed_bytes(&self, asked: &AllocSize) -> Result<Option<u64>, ClientError> {
+        let op = self.age().and_then(|era| era.op(asked.tensor.op)).unwrap_or(Op::None);
+        let number = self.engine.ggml.op_number(op);
+        let (false, false, Some(number)) = (self.engine.host, matches!(op, Op::None), number) else {
+            return Ok(None);
+        };
+        let out = self.shape(&asked.tensor)?;
+        let mut shapes = [None; MAX_SOURCES];
+        for (shape, source) in shapes.iter_mut().zip(&asked.sources) {
+            *shape = source.as_ref().map(|source| self.shape(source)).transpose()?;
+        }
+        let src = std::array::from_fn(|slot| shapes.get(slot).and_then(Option::as_ref));
+        let node = Node { op, unary: None, out: &out, src, params: &asked.tensor.params };
+        if check(&node).is_err() {
+            return Ok(None);
+        }
+        let mut builder = Builder::new(&self.engine.ggml, 1 + MAX_SOURCES, 1)?;
+        builder.add(&NodeSpec { op: number, ..Self::lone_spec(&asked.tensor, None) })?;
+        let there =
+            asked.sources.iter().enumerate().filter_map(|(slot, source)| Some((slot, source.as_ref()?)));
+        for (at, (slot, source)) in (1..).zip(there) {
+            builder.add(&Self::lone_spec(source, None))?;
+            builder.link(0, slot, at)?;
+        }
+        Ok(builder.device_bytes(&self.engine.device, 0)?.map(|bytes| bytes.max(out.bytes)))
     }
 }
