@@ -79,7 +79,14 @@ pub(crate) struct State {
     grants: PathBuf,
     boot: String,
     /// Holds the lock for as long as the agent lives.
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // A child that is just being started holds a copy of the descriptor until it runs its own program.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 impl State {
@@ -92,7 +99,7 @@ impl State {
         let boot_id = Path::new("/proc/sys/kernel/random/boot_id");
         let boot = read_capped(boot_id, 100).map_err(at(boot_id, "read which boot this is"))?;
         let boot = String::from_utf8_lossy(&boot).trim().to_owned();
-        Ok(Self { grants, boot, _lock: lock })
+        Ok(Self { grants, boot, lock })
     }
 
     pub(crate) fn describe(
@@ -127,7 +134,7 @@ impl State {
         let write = || -> io::Result<()> {
             let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
             file.write_all(&serde_json::to_vec(saved)?)?;
-            file.sync_data()?;
+            // Not synced: it has to outlive this process, and after a crash of the machine no container lives.
             fs::rename(&part, &path)
         };
         write().map_err(|source| {

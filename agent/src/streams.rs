@@ -20,7 +20,8 @@ use crate::grants::{Grant, RecordState};
 use crate::lock;
 use crate::ns::NsId;
 use crate::peer;
-use crate::record::{self, Verdict};
+use crate::poller::Token;
+use crate::record::{self, Question, Verdict};
 
 /// After so many connections the other endpoints get their turn.
 const MAX_ACCEPTS: usize = 16;
@@ -34,29 +35,45 @@ pub(crate) struct Waiting {
     peer: Peer,
 }
 
+/// Arms an endpoint again when its turn is over, however it ends: an endpoint that stayed unarmed would be dead.
+struct Turn<'a> {
+    shared: &'a Shared,
+    listener: Arc<OwnedFd>,
+    token: Token,
+    rest: Option<Duration>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        match self.rest {
+            None => self.shared.poller.arm(self.token, &*self.listener),
+            Some(time) => self.shared.rest(self.token, Arc::clone(&self.listener), time),
+        }
+    }
+}
+
 /// Accepts what waits at an endpoint, then arms it again.
 pub(crate) fn accept_some(shared: &Arc<Shared>, space: &Space, endpoint: Endpoint) {
     let Some((listener, token)) = space.listener(endpoint) else { return };
+    let mut turn = Turn { shared, listener, token, rest: None };
     for _ in 0..MAX_ACCEPTS {
         // The new socket blocks: it is the service's, which makes of it what it likes.
-        match acceptfrom_with(&*listener, SocketFlags::CLOEXEC) {
+        match acceptfrom_with(&*turn.listener, SocketFlags::CLOEXEC) {
             Ok((stream, address)) => {
                 let address = address.and_then(|address| SocketAddrV4::try_from(address).ok());
                 arrived(shared, space, endpoint, stream, address);
             }
-            Err(Errno::WOULDBLOCK) => break,
             Err(Errno::INTR | Errno::CONNABORTED) => {}
-            // Closed by the end of its last grant.
-            Err(Errno::INVAL) => return,
+            // Nothing waits, or the end of its last grant has closed it.
+            Err(Errno::WOULDBLOCK | Errno::INVAL) => return,
             Err(errno) => {
                 tracing::error!(netns = %space.id, %endpoint, error = %std::io::Error::from(errno),
                     "streams cannot be accepted; trying again");
-                shared.rest(token, listener, REST);
+                turn.rest = Some(REST);
                 return;
             }
         }
     }
-    shared.poller.arm(token, &*listener);
 }
 
 fn arrived(
@@ -144,7 +161,14 @@ fn wait_for_record(shared: &Arc<Shared>, stream: Waiting, id: &GrantId) {
 
 fn ask(shared: &Arc<Shared>, grant: &Grant) {
     let deadline = Instant::now() + shared.limits.record_timeout;
-    let verdict = record::ask(&shared.records, grant.caller_uid, &grant.container, &grant.device, deadline);
+    let question = Question {
+        uid: grant.caller_uid,
+        container: &grant.container,
+        init_pid: grant.init.pid,
+        device: &grant.device,
+        deadline,
+    };
+    let verdict = record::ask(&shared.records, question);
     answered(shared, grant, verdict);
 }
 

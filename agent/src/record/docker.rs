@@ -2,7 +2,8 @@
 //! Docker's record: `GET /containers/ID/json` on the daemon's unix socket.
 //!
 //! A CDI request is a `DeviceRequest` of the driver `cdi`. Docker also finds containers by name and by the start of an
-//! id, so an answer about another id than the one asked for is no answer.
+//! id, so an answer about another id than the one asked for is no answer. Its pid of the init is read as well:
+//! in the hook's request the id is only a word.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -55,9 +56,16 @@ impl EngineRecord for Docker {
 #[serde(rename_all = "PascalCase")]
 struct Container {
     id: String,
+    state: State,
     host_config: HostConfig,
     #[serde(default)]
     config: Option<Config>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct State {
+    pid: u32,
 }
 
 #[derive(Deserialize)]
@@ -116,7 +124,7 @@ fn read(socket: &Path, bytes: &[u8], asked_for: &str) -> Record {
         .config
         .and_then(|config| config.labels?.remove(PROJECT_LABEL))
         .filter(|project| !project.is_empty() && project.len() <= 255);
-    Record::Found { devices, project }
+    Record::Found { devices, project, init_pid: Some(container.state.pid) }
 }
 
 #[cfg(test)]
@@ -140,15 +148,17 @@ mod tests {
             answer("200 OK", body),
             Record::Found {
                 devices: vec!["lighter.sh/metal=all".into(), "lighter.sh/gpu=all".into()],
-                project: Some("shop".into())
+                project: Some("shop".into()),
+                init_pid: Some(7)
             }
         );
     }
 
     #[test]
     fn a_container_without_devices_has_none_and_another_id_is_no_answer() {
-        let body = r#"{"Id":"0f3c","HostConfig":{"DeviceRequests":null},"Config":{"Labels":null}}"#;
-        assert_eq!(answer("200 OK", body), Record::Found { devices: vec![], project: None });
+        let body = r#"{"Id":"0f3c","State":{"Pid":0},"HostConfig":{"DeviceRequests":null},"Config":{"Labels":null}}"#;
+        let none = Record::Found { devices: vec![], project: None, init_pid: Some(0) };
+        assert_eq!(answer("200 OK", body), none);
         assert_eq!(answer("200 OK", &body.replace("0f3c", "0f3c9")), Record::NoSuchContainer);
         assert_eq!(answer("404 Not Found", "{}"), Record::NoSuchContainer);
     }

@@ -35,6 +35,8 @@ pub enum Record {
         devices: Vec<String>,
         /// The Compose project, where there is one.
         project: Option<String>,
+        /// The init of the container by the engine, 0 when it does not run; `None` from an engine that does not tell.
+        init_pid: Option<u32>,
     },
     /// It knows no such container.
     NoSuchContainer,
@@ -54,19 +56,33 @@ pub(crate) enum Verdict {
     Denied { reason: String },
 }
 
+/// What the engines are asked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Question<'a> {
+    pub(crate) uid: u32,
+    pub(crate) container: &'a str,
+    pub(crate) init_pid: u32,
+    pub(crate) device: &'a DeviceName,
+    pub(crate) deadline: Instant,
+}
+
 /// Asks the engines of `uid` in turn; the first that knows the container decides.
-pub(crate) fn ask(
-    engines: &[Box<dyn EngineRecord>],
-    uid: u32,
-    container: &str,
-    device: &DeviceName,
-    deadline: Instant,
-) -> Verdict {
+///
+/// The id came with the hook's request. That the engine's container has the same init makes sure that a caller did not
+/// name somebody else's.
+pub(crate) fn ask(engines: &[Box<dyn EngineRecord>], question: Question<'_>) -> Verdict {
+    let Question { uid, container, init_pid: own_init, device, deadline } = question;
     let mut silent = Vec::new();
     let mut asked = Vec::new();
     for engine in engines.iter().filter(|engine| engine.uid() == uid) {
         match engine.look_up(container, deadline) {
-            Record::Found { devices, project } => {
+            Record::Found { init_pid: Some(other), .. } if other != own_init => {
+                let name = engine.name();
+                let reason =
+                    format!("{name} says that the container's init is process {other}, not {own_init}");
+                return Verdict::Denied { reason };
+            }
+            Record::Found { devices, project, .. } => {
                 let device = device.to_string();
                 if devices.contains(&device) {
                     return Verdict::Confirmed { project };
@@ -110,14 +126,15 @@ mod tests {
     }
 
     fn found(device: &str) -> Record {
-        Record::Found { devices: vec![device.into()], project: Some("p".into()) }
+        Record::Found { devices: vec![device.into()], project: Some("p".into()), init_pid: Some(7) }
     }
 
     fn verdict(engines: Vec<Fixed>, uid: u32) -> Verdict {
         let engines: Vec<Box<dyn EngineRecord>> =
             engines.into_iter().map(|engine| Box::new(engine) as Box<dyn EngineRecord>).collect();
         let device = "lighter.sh/metal=all".parse().unwrap();
-        ask(&engines, uid, "c", &device, Instant::now() + Duration::from_secs(1))
+        let deadline = Instant::now() + Duration::from_secs(1);
+        ask(&engines, Question { uid, container: "c", init_pid: 7, device: &device, deadline })
     }
 
     #[test]
@@ -137,6 +154,15 @@ mod tests {
         ] {
             let Verdict::Denied { reason } = verdict(engines, 0) else { panic!("allowed: {says}") };
             assert!(reason.contains(says), "{reason}");
+        }
+    }
+
+    #[test]
+    fn the_id_of_another_container_confirms_nothing() {
+        for (pid, confirmed) in [(Some(7), true), (None, true), (Some(8), false), (Some(0), false)] {
+            let devices = vec!["lighter.sh/metal=all".into()];
+            let verdict = verdict(vec![Fixed(0, Record::Found { devices, project: None, init_pid: pid })], 0);
+            assert_eq!(matches!(verdict, Verdict::Confirmed { .. }), confirmed, "{pid:?}: {verdict:?}");
         }
     }
 

@@ -177,6 +177,24 @@ fn grant(order: &Order, deadline: &Deadline) -> Result<(), Failure> {
     let state = read_state(deadline)?;
     let (pid, pidfd) = open_init(&state)?;
     let namespace = File::open(format!("/proc/{pid}/ns/net")).map_err(Failure::NoInit)?;
+    match ask(order, deadline, state.clone(), &pidfd, &namespace) {
+        // A daemon that restarts drops the hooks it had; asking twice for one grant is harmless.
+        Err(Failure::Silent { .. } | Failure::Agent { source: PacketError::Socket(_), .. })
+            if !deadline.is_over() =>
+        {
+            ask(order, deadline, state, &pidfd, &namespace)
+        }
+        done => done,
+    }
+}
+
+fn ask(
+    order: &Order,
+    deadline: &Deadline,
+    state: OciState,
+    pidfd: &OwnedFd,
+    namespace: &File,
+) -> Result<(), Failure> {
     let agent = Agent::connect(&order.socket, deadline, true)?;
     let request = ToAgent::Grant {
         version: HOOK_VERSION,
@@ -187,7 +205,7 @@ fn grant(order: &Order, deadline: &Deadline) -> Result<(), Failure> {
     agent.send(&request, &[pidfd.as_fd(), namespace.as_fd()])?;
     let mut answer = agent.recv()?;
     if let FromAgent::Open { endpoints } = &answer {
-        open(&agent, &namespace, endpoints)?;
+        open(&agent, namespace, endpoints)?;
         answer = agent.recv()?;
     }
     match answer {

@@ -330,6 +330,51 @@ impl EngineRecord for Scripted {
     }
 }
 
+/// A process that was started and waits for a word, so that it needs nothing of this process any more.
+pub struct Waiting(Child, String);
+
+impl Waiting {
+    fn start(mut command: Command, word: String) -> Self {
+        let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(pipes.spawn().unwrap(), word)
+    }
+
+    pub fn go(&mut self) {
+        self.0.stdin.take().unwrap().write_all(self.1.as_bytes()).unwrap();
+    }
+
+    pub fn output(self) -> Output {
+        self.0.wait_with_output().unwrap()
+    }
+}
+
+impl Host {
+    /// A client in a container that connects to metal when it is told to.
+    pub fn connecting(&self, container: &Container) -> Waiting {
+        let script = format!("read -r; exec 3<>/dev/tcp/127.0.0.1/{} && read -r l <&3; echo $l", self.metal);
+        let mut command = Command::new("nsenter");
+        command.args([
+            "--net",
+            "--mount",
+            "--target",
+            &container.pid().to_string(),
+            "--",
+            "bash",
+            "-c",
+            &script,
+        ]);
+        Waiting::start(command, "go\n".into())
+    }
+
+    /// A hook that asks for metal when it is given the container's state.
+    pub fn asking(&self, container: &Container) -> Waiting {
+        let mut command = Command::new(HOOK);
+        command.args(["grant", METAL, "--socket"]).arg(self.socket());
+        let (id, pid, bundle) = (&container.id, container.pid(), &container.bundle);
+        Waiting::start(command, serde_json::json!({"id": id, "pid": pid, "bundle": bundle}).to_string())
+    }
+}
+
 /// Descriptors of this process.
 pub fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()

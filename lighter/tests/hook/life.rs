@@ -87,7 +87,8 @@ fn a_daemon_that_starts_again_takes_over_living_containers_only() {
 #[test]
 fn the_engines_confirmation_outlives_the_daemon() {
     let engine = Scripted::default();
-    *engine.answers.lock().unwrap() = vec![Record::Found { devices: vec![METAL.into()], project: None }];
+    *engine.answers.lock().unwrap() =
+        vec![Record::Found { devices: vec![METAL.into()], project: None, init_pid: None }];
     let mut host = Host::with(|config| config.records = vec![Box::new(engine.clone())]);
     let container = host.granted("c1", &[METAL]);
     assert_eq!(container.connect(host.metal), "served metal c1");

@@ -176,6 +176,7 @@ fn found(devices: &[&str], project: Option<&str>) -> Record {
     Record::Found {
         devices: devices.iter().map(ToString::to_string).collect(),
         project: project.map(ToOwned::to_owned),
+        init_pid: None,
     }
 }
 

@@ -5,10 +5,43 @@
 #[path = "../hook/containers.rs"]
 mod containers;
 
-use containers::{Host, METAL, descriptors, eventually};
+use std::fs::File;
+use std::sync::{Mutex, PoisonError};
+
+use containers::{Container, Host, METAL, descriptors, eventually, stderr};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Both tests are about the descriptors of the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[test]
+fn an_agent_without_descriptors_serves_again_when_it_has_some() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let host = Host::new();
+    let container = host.granted("c1", &[METAL]);
+    let late = Container::start("late", &["--net", "--mount"], host.bundle("late", &[METAL]));
+    assert_eq!(container.connect(host.metal), "served metal c1");
+    let limit = getrlimit(Resource::Nofile);
+    let (mut client, mut hook) = (host.connecting(&container), host.asking(&late));
+    setrlimit(Resource::Nofile, Rlimit { current: Some(256), maximum: limit.maximum }).unwrap();
+    let mut all = Vec::new();
+    while let Ok(file) = File::open("/dev/null") {
+        all.push(file);
+    }
+    client.go();
+    hook.go();
+    // Long enough for both accepts to fail at least once.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    drop(all);
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let (client, hook) = (client.output(), hook.output());
+    assert_eq!(String::from_utf8_lossy(&client.stdout), "served metal c1\n");
+    assert!(hook.status.success(), "{}", stderr(&hook));
+}
 
 #[test]
 fn a_thousand_containers_leave_no_descriptor_and_no_file() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let host = Host::new();
     // The first one starts threads and whatever else is kept once.
     drop(host.granted("first", &[METAL]));
