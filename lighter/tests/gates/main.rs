@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod engines;
+mod harm;
 mod lifecycle;
 mod m12;
 mod network;

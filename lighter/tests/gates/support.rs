@@ -46,8 +46,17 @@ fn cache() -> PathBuf {
 
 /// The model that the gates generate text with.
 pub(crate) fn model() -> PathBuf {
-    let path = cache().join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    assert!(path.exists(), "{} is missing: run `make images`", path.display());
+    cached_model("SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+/// A model of random weights, so small that it shows only what surrounds the computing.
+pub(crate) fn tiny_model() -> PathBuf {
+    cached_model("random-tiny.gguf")
+}
+
+fn cached_model(name: &str) -> PathBuf {
+    let path = cache().join("models").join(name);
+    assert!(path.exists(), "{} is missing: run `tools/models smollm2 tiny`", path.display());
     path
 }
 
