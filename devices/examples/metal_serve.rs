@@ -83,8 +83,8 @@ fn main() -> Result<(), Failure> {
     while let Some((message, mut files)) = lighter_wire::recv::<FromWorker>(near.as_fd())? {
         match message {
             FromWorker::Keep { seq, key, .. } => {
-                let file = files.pop().and_then(|file| shelf.keep(key, &file).ok());
-                answer(&near, seq, file)?;
+                let file = files.pop().and_then(|file| shelf.keep(&key, &file).ok());
+                answer(&near, seq, file.as_ref())?;
             }
             FromWorker::Find { seq, .. } => answer(&near, seq, None)?,
             other => eprintln!("{other:?}"),
@@ -94,9 +94,9 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-fn answer(socket: &OwnedFd, seq: u64, file: Option<OwnedFd>) -> Result<(), Failure> {
+fn answer(socket: &OwnedFd, seq: u64, file: Option<&OwnedFd>) -> Result<(), Failure> {
     let message = ToWorker::Weight { seq, found: file.is_some() };
-    let descriptors: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
+    let descriptors: Vec<_> = file.iter().map(AsFd::as_fd).collect();
     Ok(lighter_wire::send(socket.as_fd(), &message, &descriptors)?)
 }
 
@@ -106,15 +106,15 @@ struct Shelf {
 }
 
 impl Shelf {
-    fn keep(&mut self, key: WeightKey, from: &OwnedFd) -> Result<OwnedFd, Failure> {
-        let path = match self.files.get(&key) {
+    fn keep(&mut self, key: &WeightKey, from: &OwnedFd) -> Result<OwnedFd, Failure> {
+        let path = match self.files.get(key) {
             Some(path) => path.clone(),
             None => {
                 let path = self.store.join(format!("metal-serve-{}-{}", std::process::id(), key.blake3));
                 let mut source = std::fs::File::from(from.try_clone()?);
                 std::io::Seek::rewind(&mut source)?;
                 std::io::copy(&mut source, &mut std::fs::File::create(&path)?)?;
-                self.files.insert(key, path.clone());
+                self.files.insert(key.clone(), path.clone());
                 path
             }
         };

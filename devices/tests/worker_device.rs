@@ -4,6 +4,7 @@
 //! `LIGHTER_TEST_GGML_DEVICE` is ggml's name of it (`Vulkan0`), within the root of the other worker tests. Mesa's
 //! lavapipe does where there is no GPU: `VK_DRIVER_FILES` names its description, and `GGML_VK_VISIBLE_DEVICES=0`
 //! has ggml take it.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod worker_harness;
 

@@ -2,6 +2,7 @@
 //! Random messages that are nearly right, against a real worker: each ends at most its own stream, and another
 //! client goes on. `LIGHTER_FUZZ_MESSAGES` says how many (a long run takes a million), `LIGHTER_FUZZ_SEED` where
 //! to begin; with `LIGHTER_FUZZ_TRACE` each graph is shown before it is sent.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod worker_harness;
 
@@ -147,8 +148,11 @@ fn dense(dice: &mut Dice, id: u64, kind: u32, ne: [u32; 4], handle: u64, base: u
     made
 }
 
-/// An operation with inputs that fit it: kinds and sizes of the result and of each input, and parameters.
-fn fitting(dice: &mut Dice) -> (Op, (u32, [u32; 4]), Vec<(u32, [u32; 4])>, Vec<i32>) {
+/// A type and sizes.
+type Sizes = (u32, [u32; 4]);
+
+/// An operation with inputs that fit it: the result's sizes, each input's, and parameters.
+fn fitting(dice: &mut Dice) -> (Op, Sizes, Vec<Sizes>, Vec<i32>) {
     let float = |value: f32| value.to_bits().cast_signed();
     let n = dice.pick(&[1, 2, 4, 8, 32, 64]);
     let (m, k, h) = (dice.pick(&[1, 2, 3, 8]), dice.pick(&[1, 2, 5]), dice.pick(&[1, 2]));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The malformed messages that take upstream's server down, against a real worker with a real ggml: each ends
 //! at most the stream that sent it, and another client goes on.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod worker_harness;
 

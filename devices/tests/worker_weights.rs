@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Weights that the service holds once: used where they are equal, private again where a client writes.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod worker_harness;
 

@@ -101,7 +101,8 @@ pub(super) fn scale(node: &Node<'_>) -> Checked {
 }
 
 pub(super) fn clamp(node: &Node<'_>) -> Checked {
-    same(node, &[(F32, F32), (F16, F16)], Shape::dense_rows)
+    // The kernel steps through all rows by one stride.
+    same(node, &[(F32, F32), (F16, F16)], |shape| shape.dense_rows() && shape.contiguous_1())
 }
 
 pub(super) fn fill(node: &Node<'_>) -> Checked {

@@ -9,7 +9,7 @@ pub(super) fn ssm_conv(node: &Node<'_>) -> Checked {
     node.at_most(2)?;
     node.hold(input.is(F32) && kernel.is(F32) && out.is(F32), "types fit")?;
     let ([i0, i1, i2, i3], [k0, k1, k2, k3]) = (input.ne, kernel.ne);
-    let tokens = (i0 + 1).checked_sub(k0).unwrap_or(0);
+    let tokens = (i0 + 1).saturating_sub(k0);
     node.hold(k0 > 0 && i1 == k1 && i3 == 1 && k2 == 1 && k3 == 1, "sizes fit")?;
     node.hold(out.ne == [k1, tokens, i2, 1], "the result fits")?;
     node.hold(input.packed() && kernel.packed() && out.packed(), "no gaps")

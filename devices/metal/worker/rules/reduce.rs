@@ -3,7 +3,7 @@
 
 use super::{Checked, Node};
 use crate::metal::rpc::Op;
-use crate::metal::worker::shape::kinds::*;
+use crate::metal::worker::shape::{Shape, kinds::*};
 
 pub(super) fn sum(node: &Node<'_>) -> Checked {
     let (a, out) = (node.input(0)?, node.out);
@@ -66,7 +66,7 @@ pub(super) fn argsort(node: &Node<'_>) -> Checked {
     let (a, out) = (node.input(0)?, node.out);
     node.at_most(1)?;
     node.hold(a.is(F32) && out.is(I32) && a.same_sizes(out), "types and sizes fit")?;
-    node.hold(a.dense_rows() && out.dense_rows(), "rows are dense")?;
+    node.hold(evenly_spaced(a) && evenly_spaced(out), "rows are evenly spaced")?;
     node.hold((0..=1).contains(&node.int(0)), "the order exists")
 }
 
@@ -77,7 +77,12 @@ pub(super) fn top_k(node: &Node<'_>) -> Checked {
     let ([a0, a1, a2, a3], [k, o1, o2, o3]) = (a.ne, out.ne);
     node.hold(a.is(F32) && out.is(I32), "types fit")?;
     node.hold(k <= a0 && a1 == o1 && a2 == o2 && a3 == o3, "sizes fit")?;
-    node.hold(a.dense_rows() && out.dense_rows(), "rows are dense")
+    node.hold(evenly_spaced(a) && evenly_spaced(out), "rows are evenly spaced")
+}
+
+/// The kernels that sort step through all rows by one stride.
+fn evenly_spaced(shape: &Shape) -> bool {
+    shape.dense_rows() && shape.contiguous_1()
 }
 
 #[cfg(test)]
@@ -104,5 +109,9 @@ mod tests {
         assert!(verdict(Op::TopK, &plain(I32, [3, 4, 1, 1]), &[&a], &[]).is_ok());
         assert!(verdict(Op::TopK, &plain(I32, [9, 4, 1, 1]), &[&a], &[]).is_err());
         assert!(verdict(Op::Argsort, &plain(I32, [8, 4, 1, 1]), &[&a], &[2]).is_err());
+        let (mut gaps, out) = (plain(F32, [8, 4, 2, 1]), plain(I32, [8, 4, 2, 1]));
+        assert!(verdict(Op::Argsort, &out, &[&gaps], &[0]).is_ok());
+        gaps.nb[2] = 4096;
+        assert!(verdict(Op::Argsort, &out, &[&gaps], &[0]).is_err());
     }
 }
