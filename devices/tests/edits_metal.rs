@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use lighter_devices::Device;
+use lighter_devices::client::{ClientFile, Content};
 use lighter_devices::host::{Engine, Host, Probe};
 use lighter_devices::metal::{Metal, MetalConfig};
 
@@ -14,6 +15,7 @@ fn host() -> Host {
         hook: "/usr/libexec/lighter/lighter-hook".into(),
         hook_socket: "/run/lighter/hook.sock".into(),
         client_dir: "/var/lib/lighter/client".into(),
+        plugin_dir: "/nonexistent".into(),
     }
 }
 
@@ -32,8 +34,19 @@ fn metal(port: u16) -> Metal {
     Metal { config: MetalConfig { port, ..MetalConfig::default() } }
 }
 
-fn check(golden: &str, metal: &Metal, engines: Vec<Engine>) {
-    let spec = metal.spec(&host(), &Probe::Found(engines)).unwrap();
+/// The files of a host that has ggml's RPC client.
+fn with_plugin() -> Vec<ClientFile> {
+    ["metal/libggml-lighter.so", "metal/libggml-rpc-0.27.0.so"]
+        .map(|path| ClientFile {
+            path: path.into(),
+            content: Content::CopyOf("/x".into()),
+            executable: false,
+        })
+        .into()
+}
+
+fn check(golden: &str, metal: &Metal, engines: Vec<Engine>, files: &[ClientFile]) {
+    let spec = metal.spec(&host(), &Probe::Found(engines), files).unwrap();
     spec.validate().unwrap();
     assert!(spec.cdi_version.to_string().as_str() <= "0.5.0", "{}", spec.cdi_version);
     let text = format!("{}\n", serde_json::to_string_pretty(&spec).unwrap());
@@ -46,27 +59,29 @@ fn check(golden: &str, metal: &Metal, engines: Vec<Engine>) {
 
 #[test]
 fn a_host_with_a_processor_only() {
-    check("metal-cpu.json", &metal(50052), vec![engine("CPU", "cpu", &[])]);
+    check("metal-cpu.json", &metal(50052), vec![engine("CPU", "cpu", &[])], &[]);
 }
 
 #[test]
-fn a_host_with_a_gpu_and_another_port() {
+fn a_host_with_a_gpu_another_port_and_the_plug_in() {
     let engines = vec![engine("CUDA0", "0000-01-00.0", &["cuda0", "vulkan0"]), engine("CPU", "cpu", &[])];
-    check("metal-gpu.json", &metal(50099), engines);
+    check("metal-gpu.json", &metal(50099), engines, &with_plugin());
 }
 
 #[test]
 fn no_engine_is_no_spec() {
     let missing = Probe::Missing { reason: "no ggml".into(), remedy: "install it".into() };
-    assert_eq!(metal(50052).spec(&host(), &missing), None);
+    assert_eq!(metal(50052).spec(&host(), &missing, &[]), None);
 }
 
 #[test]
 fn the_client_folder_repeats_what_the_spec_sets() {
     let metal = metal(50099);
-    let spec = metal.spec(&host(), &Probe::Found(vec![engine("CPU", "cpu", &[])])).unwrap();
-    let files = metal.client_files();
+    let probe = Probe::Found(vec![engine("CPU", "cpu", &[])]);
+    let files = metal.client_files(&host(), &probe);
+    let spec = metal.spec(&host(), &probe, &files).unwrap();
     let env = files.iter().find(|file| file.path == Path::new("metal/env")).unwrap();
-    let lines: Vec<&str> = std::str::from_utf8(&env.content).unwrap().lines().collect();
+    let Content::Bytes(text) = &env.content else { panic!("{env:?}") };
+    let lines: Vec<&str> = std::str::from_utf8(text).unwrap().lines().collect();
     assert_eq!(lines, spec.container_edits.env);
 }

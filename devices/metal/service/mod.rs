@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use lighter_wire::{GrantId, ServiceReport, StreamOffer};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::MetalConfig;
 use super::readings::{Readings, Troubles};
@@ -49,7 +50,7 @@ use self::engines::Engines;
 use self::limiter::Limiter;
 use self::peer::Peers;
 use self::warden::{Ask, Warden};
-use self::weights::WeightStore;
+use self::weights::{Limits, WeightStore};
 
 /// How long a report waits for the workers' counters; then their last ones are used.
 const COUNTERS_LIMIT: Duration = Duration::from_millis(500);
@@ -147,7 +148,11 @@ impl MetalService {
         let backing = Backing::open(config.sandbox && sandbox::can_change_users());
         let cache = (config.cache_max_bytes > 0)
             .then(|| Cache::new(config.cache_dir.clone(), config.cache_max_bytes));
-        let limit_bytes = config.max_shared_bytes.unwrap_or_else(|| host_memory_bytes() / 4 * 3);
+        let limits = Limits {
+            bytes: config.max_shared_bytes.unwrap_or_else(|| host_memory_bytes() / 4 * 3),
+            // The other half is for streams, workers and the log.
+            count: raise_descriptor_limit() / 2,
+        };
         tracing::info!(
             sandbox = if config.sandbox { sandbox::describe() } else { "off".to_owned() },
             weights = backing.describe(),
@@ -155,7 +160,7 @@ impl MetalService {
             "metal service starts"
         );
         let shared = Shared {
-            weights: Arc::new(WeightStore::new(backing, limit_bytes, cache)),
+            weights: Arc::new(WeightStore::new(backing, limits, cache)),
             config,
             program,
             engines: Engines::default(),
@@ -279,6 +284,14 @@ fn compose(
     }
     let troubles = shared.troubles.lock().unwrap_or_else(PoisonError::into_inner).list();
     ServiceReport { engine, containers, totals, troubles }
+}
+
+/// Lets this process, and workers after it, have as many descriptors as it may; returns how many that are.
+fn raise_descriptor_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let got = if setrlimit(Resource::Nofile, most).is_ok() { limit.maximum } else { limit.current };
+    got.and_then(|got| usize::try_from(got).ok()).unwrap_or(usize::MAX)
 }
 
 /// Memory of the host.

@@ -79,11 +79,13 @@ impl Peers {
             i64::try_from(found.st_mtime_nsec).ok()?,
             u64::try_from(found.st_size).ok()?,
         );
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(marks) = known.get(&id) {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(marks) = known().get(&id) {
             return Some(marks.clone());
         }
+        // Without the lock: other containers' streams do not wait for a big file.
         let marks = search(file)?;
+        let mut known = known();
         if known.len() >= MAX_REMEMBERED {
             known.clear();
         }

@@ -2,7 +2,8 @@
 //! What a worker may do: a worker has a container's bytes in it, and must be worth nothing to whoever takes it over.
 //!
 //! - a user of its own, so that no file, process or socket of the host or of another worker is its own;
-//! - Landlock: reads the engine's files, writes the GPU's device nodes, nothing else; no TCP, no foreign signals;
+//! - Landlock: reads the engine's files and what describes the machine, writes the GPU's device nodes, nothing else; no
+//!   TCP, no signals to others;
 //! - seccomp: no new sockets at all, no debugging, no namespaces, no mounts, no io_uring;
 //! - no core dumps, and for engines on the processor a limit of memory behind its own account.
 //!
@@ -86,7 +87,7 @@ pub(super) fn prepare(
     on_processor: bool,
     max_bytes: u64,
 ) -> Result<Sandbox, SandboxError> {
-    let nodes = if on_processor { Vec::new() } else { device_nodes() };
+    let nodes = (!on_processor).then(device_nodes);
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     let mut limits = vec![(Resource::Core, none)];
     if on_processor {
@@ -95,8 +96,8 @@ pub(super) fn prepare(
         limits.push((Resource::Data, Rlimit { current: most, maximum: most }));
     }
     Ok(Sandbox {
-        user: can_change_users().then(|| next_user(&nodes)),
-        landlock: landlock_rules(program, files, &nodes)?,
+        user: can_change_users().then(|| next_user(nodes.as_deref().unwrap_or_default())),
+        landlock: landlock_rules(program, files, nodes.as_deref())?,
         seccomp: filter()?,
         limits,
     })
@@ -138,7 +139,7 @@ fn device_nodes() -> Vec<PathBuf> {
 fn landlock_rules(
     program: &File,
     files: &EngineFiles,
-    nodes: &[PathBuf],
+    nodes: Option<&[PathBuf]>,
 ) -> Result<RulesetCreated, SandboxError> {
     let all = AccessFs::from_all(LANDLOCK);
     let read = AccessFs::from_read(LANDLOCK);
@@ -149,16 +150,20 @@ fn landlock_rules(
         .scope(Scope::from_all(LANDLOCK))?
         .create()?
         .add_rule(PathBeneath::new(program, AccessFs::ReadFile | AccessFs::Execute))?;
-    // /proc and /sys: ggml and the drivers count processors there. Other users' processes stay closed.
-    let system = ["/proc", "/sys"].map(PathBuf::from);
-    for folder in files.folders.iter().chain(&system) {
+    // ggml, the loader and the drivers look at the machine there. GPU drivers look at themselves, too, which leaves
+    // what /proc tells everybody of other processes open to them.
+    let processor = ["/sys/devices/system", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm"];
+    let gpu = ["/sys", "/proc"];
+    let system: &[&str] = if nodes.is_none() { &processor } else { &gpu };
+    for folder in files.folders.iter().cloned().chain(system.iter().map(PathBuf::from)) {
         // A folder that is not there needs no rule.
         if let Ok(folder) = PathFd::new(folder) {
-            rules = rules.add_rule(PathBeneath::new(folder, read))?;
+            let access = if is_folder(&folder) { read } else { AccessFs::ReadFile.into() };
+            rules = rules.add_rule(PathBeneath::new(folder, access))?;
         }
     }
     let plain = ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"].map(PathBuf::from);
-    for node in plain.iter().chain(nodes) {
+    for node in plain.iter().chain(nodes.unwrap_or_default()) {
         if let Ok(node) = PathFd::new(node) {
             let access = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
             let access = if is_folder(&node) { access | AccessFs::ReadDir } else { access };

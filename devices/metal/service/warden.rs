@@ -210,7 +210,8 @@ impl Warden {
         };
         let worker = spawn::spawn(&shared.program, files, sandbox).map_err(|error| describe(&error))?;
         let deadline = Instant::now() + shared.config.start_limit();
-        let live = Live::new(worker, deadline, shared.weights.holder(shared.next_worker(), &self.owner));
+        let holder = shared.weights.holder(shared.next_worker(), &self.owner, max_bytes);
+        let live = Live::new(worker, deadline, holder);
         let configure = ToWorker::Configure(WorkerConfig {
             base_library: files.libraries.base.clone(),
             registry_library: files.libraries.registry.clone(),

@@ -21,8 +21,6 @@ use super::cache::{Cache, Cached};
 
 /// Bytes that are copied and hashed at a time.
 const CHUNK_BYTES: usize = 4 << 20;
-/// Most contents that one worker may hold.
-const MAX_WEIGHTS_PER_WORKER: usize = 1 << 16;
 
 /// Why an upload is not kept. The worker goes on with its own copy.
 #[derive(Debug, thiserror::Error)]
@@ -53,9 +51,18 @@ pub(super) enum WeightError {
         /// The limit.
         limit: u64,
     },
-    /// One worker holds too many.
-    #[error("one container holds {MAX_WEIGHTS_PER_WORKER} shared weights already")]
-    TooMany,
+    /// There is no descriptor for one more.
+    #[error("there are {limit} shared weights already")]
+    TooMany {
+        /// The limit.
+        limit: usize,
+    },
+    /// One container would hold more than it may.
+    #[error("the container would hold more than {limit} bytes of shared weights")]
+    Quota {
+        /// The limit.
+        limit: u64,
+    },
     /// The container's grant ended meanwhile.
     #[error("the copy was cancelled")]
     Cancelled,
@@ -84,14 +91,25 @@ pub(super) type Cancelled<'a> = &'a dyn Fn() -> bool;
 #[derive(Debug)]
 pub(super) struct WeightStore {
     backing: Backing,
-    limit_bytes: u64,
+    limits: Limits,
     inner: Mutex<Inner>,
     cache: Option<Cache>,
+}
+
+/// How much the store may hold.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Bytes of all contents.
+    pub(super) bytes: u64,
+    /// Contents: each takes a descriptor of the service.
+    pub(super) count: usize,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     entries: HashMap<Content, Entry>,
+    /// Bytes that each worker uses.
+    used_bytes: HashMap<u64, u64>,
     /// What an owner has uploaded, by length and ggml's hash.
     by_owner: HashMap<(Owner, u64, u64), Content>,
     bytes: u64,
@@ -115,13 +133,14 @@ pub(super) struct Totals {
 }
 
 impl WeightStore {
-    pub(super) fn new(backing: Backing, limit_bytes: u64, cache: Option<Cache>) -> Self {
-        Self { backing, limit_bytes, inner: Mutex::default(), cache }
+    pub(super) fn new(backing: Backing, limits: Limits, cache: Option<Cache>) -> Self {
+        Self { backing, limits, inner: Mutex::default(), cache }
     }
 
     /// A user of the store: what it holds is let go when it is dropped.
-    pub(super) fn holder(self: &Arc<Self>, worker: u64, owner: &Owner) -> Holder {
-        Holder { store: Arc::clone(self), worker, owner: owner.clone() }
+    /// It gets at most `max_bytes`.
+    pub(super) fn holder(self: &Arc<Self>, worker: u64, owner: &Owner, max_bytes: u64) -> Holder {
+        Holder { store: Arc::clone(self), worker, owner: owner.clone(), max_bytes }
     }
 
     pub(super) fn totals(&self) -> Totals {
@@ -148,32 +167,27 @@ impl WeightStore {
     /// A read-only descriptor of a content that is there, with `worker` as one of its users.
     fn take(&self, content: Content, worker: u64) -> Option<Arc<OwnedFd>> {
         let mut inner = self.lock();
-        let entry = inner.entries.get_mut(&content)?;
-        entry.users.insert(worker);
-        Some(Arc::clone(&entry.file))
+        let Inner { entries, used_bytes, .. } = &mut *inner;
+        Some(entries.get_mut(&content)?.join(content, worker, used_bytes))
     }
 
     /// Adds a content, or joins one that came meanwhile.
     fn insert(&self, content: Content, file: OwnedFd, worker: u64) -> Result<Arc<OwnedFd>, WeightError> {
         let mut inner = self.lock();
         if !inner.entries.contains_key(&content) {
-            let bytes = inner.bytes.saturating_add(content.len);
-            if bytes > self.limit_bytes {
-                return Err(WeightError::Full { limit: self.limit_bytes });
-            }
-            inner.bytes = bytes;
+            inner.check_room(self.limits, content)?;
+            inner.bytes = inner.bytes.saturating_add(content.len);
         }
-        let entry = inner
-            .entries
-            .entry(content)
-            .or_insert_with(|| Entry { file: Arc::new(file), users: HashSet::new() });
-        entry.users.insert(worker);
-        Ok(Arc::clone(&entry.file))
+        let Inner { entries, used_bytes, .. } = &mut *inner;
+        let entry =
+            entries.entry(content).or_insert_with(|| Entry { file: Arc::new(file), users: HashSet::new() });
+        Ok(entry.join(content, worker, used_bytes))
     }
 
     fn release(&self, worker: u64) {
         let mut inner = self.lock();
-        let Inner { entries, by_owner, bytes } = &mut *inner;
+        let Inner { entries, by_owner, bytes, used_bytes } = &mut *inner;
+        used_bytes.remove(&worker);
         entries.retain(|content, entry| {
             entry.users.remove(&worker);
             let is_used = !entry.users.is_empty();
@@ -186,12 +200,35 @@ impl WeightStore {
     }
 }
 
+impl Inner {
+    fn check_room(&self, limits: Limits, content: Content) -> Result<(), WeightError> {
+        if self.bytes.saturating_add(content.len) > limits.bytes {
+            return Err(WeightError::Full { limit: limits.bytes });
+        }
+        if self.entries.len() >= limits.count {
+            return Err(WeightError::TooMany { limit: limits.count });
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    fn join(&mut self, content: Content, worker: u64, used_bytes: &mut HashMap<u64, u64>) -> Arc<OwnedFd> {
+        if self.users.insert(worker) {
+            let used = used_bytes.entry(worker).or_default();
+            *used = used.saturating_add(content.len);
+        }
+        Arc::clone(&self.file)
+    }
+}
+
 /// One worker's use of the store.
 #[derive(Debug)]
 pub(super) struct Holder {
     store: Arc<WeightStore>,
     worker: u64,
     owner: Owner,
+    max_bytes: u64,
 }
 
 impl Holder {
@@ -208,17 +245,12 @@ impl Holder {
         let store = &self.store;
         let known = {
             let inner = store.lock();
-            if inner.entries.values().filter(|entry| entry.users.contains(&self.worker)).count()
-                >= MAX_WEIGHTS_PER_WORKER
-            {
-                return Err(WeightError::TooMany);
+            self.check_quota(&inner, content.len)?;
+            let known = inner.entries.contains_key(&content);
+            if !known {
+                inner.check_room(store.limits, content)?;
             }
-            if !inner.entries.contains_key(&content)
-                && inner.bytes.saturating_add(content.len) > store.limit_bytes
-            {
-                return Err(WeightError::Full { limit: store.limit_bytes });
-            }
-            inner.entries.contains_key(&content)
+            known
         };
         // Also a content that is there is read in full: naming a hash must not be enough to get the bytes.
         if known {
@@ -239,10 +271,23 @@ impl Holder {
         Ok(open_again(&file)?)
     }
 
+    /// What a worker says of its own account is not relied on.
+    fn check_quota(&self, inner: &Inner, len: u64) -> Result<(), WeightError> {
+        let used = inner.used_bytes.get(&self.worker).copied().unwrap_or(0);
+        if used.saturating_add(len) > self.max_bytes {
+            return Err(WeightError::Quota { limit: self.max_bytes });
+        }
+        Ok(())
+    }
+
     /// Answers a hash query from this owner's uploads, in memory or on disk.
     pub(super) fn find(&self, len: u64, fnv: u64, cancelled: Cancelled<'_>) -> Option<OwnedFd> {
         let name = (self.owner.clone(), len, fnv);
-        let known = self.store.lock().by_owner.get(&name).copied();
+        let known = {
+            let inner = self.store.lock();
+            self.check_quota(&inner, len).ok()?;
+            inner.by_owner.get(&name).copied()
+        };
         if let Some(file) = known.and_then(|content| self.store.take(content, self.worker)) {
             return open_again(&file).ok();
         }

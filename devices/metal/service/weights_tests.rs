@@ -17,12 +17,12 @@ fn key(bytes: &[u8]) -> WeightKey {
     WeightKey { len: bytes.len() as u64, blake3: blake3::hash(bytes).to_hex().to_string() }
 }
 
-fn store(limit_bytes: u64) -> Arc<WeightStore> {
-    Arc::new(WeightStore::new(Backing::Memfd, limit_bytes, None))
+fn store(bytes: u64) -> Arc<WeightStore> {
+    Arc::new(WeightStore::new(Backing::Memfd, Limits { bytes, count: 3 }, None))
 }
 
-fn owner(name: &str) -> Owner {
-    Owner(name.to_owned())
+fn user(store: &Arc<WeightStore>, worker: u64, owner: &str) -> Holder {
+    store.holder(worker, &Owner(owner.to_owned()), 1 << 30)
 }
 
 fn content(file: &OwnedFd, len: usize) -> Vec<u8> {
@@ -37,7 +37,7 @@ const GO_ON: Cancelled<'static> = &|| false;
 fn two_owners_hold_one_copy_and_it_goes_with_the_last() {
     let store = store(1 << 30);
     let bytes = vec![3; 100_000];
-    let (a, b) = (store.holder(1, &owner("a")), store.holder(2, &owner("b")));
+    let (a, b) = (user(&store, 1, "a"), user(&store, 2, "b"));
     let first = a.keep(&key(&bytes), 11, upload(&bytes), GO_ON).unwrap();
     b.keep(&key(&bytes), 11, upload(&bytes), GO_ON).unwrap();
     assert_eq!(content(&first, bytes.len()), bytes);
@@ -52,10 +52,10 @@ fn two_owners_hold_one_copy_and_it_goes_with_the_last() {
 fn a_hash_query_is_answered_from_the_same_owners_uploads_only() {
     let store = store(1 << 30);
     let bytes = vec![9; 70_000];
-    let uploader = store.holder(1, &owner("project"));
+    let uploader = user(&store, 1, "project");
     uploader.keep(&key(&bytes), 42, upload(&bytes), GO_ON).unwrap();
-    let sibling = store.holder(2, &owner("project"));
-    let stranger = store.holder(3, &owner("other"));
+    let sibling = user(&store, 2, "project");
+    let stranger = user(&store, 3, "other");
     assert!(stranger.find(70_000, 42, GO_ON).is_none());
     assert!(sibling.find(70_000, 43, GO_ON).is_none());
     assert!(sibling.find(70_001, 42, GO_ON).is_none());
@@ -63,16 +63,16 @@ fn a_hash_query_is_answered_from_the_same_owners_uploads_only() {
     drop(uploader);
     assert_eq!(store.totals().count, 1);
     drop(sibling);
-    assert!(store.holder(4, &owner("project")).find(70_000, 42, GO_ON).is_none());
+    assert!(user(&store, 4, "project").find(70_000, 42, GO_ON).is_none());
 }
 
 #[test]
 fn naming_a_hash_does_not_open_the_content() {
     let store = store(1 << 30);
     let secret = vec![1; 5000];
-    let uploader = store.holder(1, &owner("a"));
+    let uploader = user(&store, 1, "a");
     uploader.keep(&key(&secret), 1, upload(&secret), GO_ON).unwrap();
-    let thief = store.holder(2, &owner("b"));
+    let thief = user(&store, 2, "b");
     let other = vec![0; 5000];
     let result = thief.keep(&key(&secret), 1, upload(&other), GO_ON);
     assert!(matches!(result, Err(WeightError::Hash { len: 5000 })));
@@ -84,7 +84,7 @@ fn naming_a_hash_does_not_open_the_content() {
 #[test]
 fn bad_keys_and_descriptors_are_refused() {
     let store = store(1 << 30);
-    let holder = store.holder(1, &owner("a"));
+    let holder = user(&store, 1, "a");
     let bytes = [5; 300];
     for bad in ["", "zz", &"0".repeat(63), &"g".repeat(64)] {
         let key = WeightKey { len: 300, blake3: bad.to_owned() };
@@ -109,7 +109,7 @@ fn bad_keys_and_descriptors_are_refused() {
 #[test]
 fn an_upload_that_shrinks_during_the_copy_is_refused() {
     let store = store(1 << 30);
-    let holder = store.holder(1, &owner("a"));
+    let holder = user(&store, 1, "a");
     let bytes = vec![2; 3 * CHUNK_BYTES];
     let file = upload(&bytes);
     let asked = Cell::new(0);
@@ -127,7 +127,7 @@ fn an_upload_that_shrinks_during_the_copy_is_refused() {
 #[test]
 fn an_upload_that_changes_during_the_copy_is_refused() {
     let store = store(1 << 30);
-    let holder = store.holder(1, &owner("a"));
+    let holder = user(&store, 1, "a");
     let bytes = vec![2; 3 * CHUNK_BYTES];
     let file = upload(&bytes);
     let change = || {
@@ -141,7 +141,7 @@ fn an_upload_that_changes_during_the_copy_is_refused() {
 #[test]
 fn a_later_change_of_the_upload_does_not_reach_the_copy() {
     let store = store(1 << 30);
-    let holder = store.holder(1, &owner("a"));
+    let holder = user(&store, 1, "a");
     let bytes = vec![2; 1000];
     let file = upload(&bytes);
     let kept = holder.keep(&key(&bytes), 0, &file, GO_ON).unwrap();
@@ -152,7 +152,7 @@ fn a_later_change_of_the_upload_does_not_reach_the_copy() {
 #[test]
 fn the_limit_holds_and_a_cancelled_copy_leaves_nothing() {
     let store = store(1500);
-    let holder = store.holder(1, &owner("a"));
+    let holder = user(&store, 1, "a");
     let (one, two) = (vec![1; 1000], vec![2; 1000]);
     holder.keep(&key(&one), 1, upload(&one), GO_ON).unwrap();
     assert!(matches!(
@@ -160,9 +160,28 @@ fn the_limit_holds_and_a_cancelled_copy_leaves_nothing() {
         Err(WeightError::Full { limit: 1500 })
     ));
     // What is there already costs nothing more.
-    store.holder(2, &owner("b")).keep(&key(&one), 1, upload(&one), GO_ON).unwrap();
+    user(&store, 2, "b").keep(&key(&one), 1, upload(&one), GO_ON).unwrap();
     drop(holder);
-    let holder = store.holder(3, &owner("c"));
+    let holder = user(&store, 3, "c");
     assert!(matches!(holder.keep(&key(&two), 2, upload(&two), &|| true), Err(WeightError::Cancelled)));
     assert_eq!(store.totals().count, 0);
+}
+
+#[test]
+fn a_worker_holds_no_more_than_its_quota_whatever_it_says() {
+    let store = store(1 << 30);
+    let small = store.holder(1, &Owner("a".to_owned()), 2500);
+    let other = user(&store, 2, "a");
+    let weights: Vec<Vec<u8>> = (1..=3).map(|byte| vec![byte; 1000]).collect();
+    for (number, bytes) in weights.iter().enumerate() {
+        other.keep(&key(bytes), number as u64, upload(bytes), GO_ON).unwrap();
+    }
+    small.keep(&key(&weights[0]), 0, upload(&weights[0]), GO_ON).unwrap();
+    assert!(small.find(1000, 1, GO_ON).is_some());
+    assert!(small.find(1000, 2, GO_ON).is_none());
+    let result = small.keep(&key(&weights[2]), 2, upload(&weights[2]), GO_ON);
+    assert!(matches!(result, Err(WeightError::Quota { limit: 2500 })));
+    let fourth = vec![4; 10];
+    let result = other.keep(&key(&fourth), 4, upload(&fourth), GO_ON);
+    assert!(matches!(result, Err(WeightError::TooMany { limit: 3 })));
 }
