@@ -52,8 +52,6 @@ pub(super) struct Live {
     pub(super) open: HashSet<u64>,
     /// Since when it has none.
     pub(super) idle_since: Instant,
-    /// What it said when it could not open the engine.
-    pub(super) failure: Option<String>,
     pub(super) holder: Holder,
 }
 
@@ -67,7 +65,6 @@ impl Live {
             phase: Phase::Starting { deadline, waiting: Vec::new() },
             open: HashSet::new(),
             idle_since: Instant::now(),
-            failure: None,
             holder,
         }
     }

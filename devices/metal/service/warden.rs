@@ -272,10 +272,9 @@ impl Warden {
     fn take(&mut self, message: FromWorker, descriptors: Vec<OwnedFd>) {
         match message {
             FromWorker::Ready { engine, version } => self.ready(&engine, &version),
+            // Not left to the worker to end: its clients wait.
             FromWorker::Failed { reason } => {
-                if let Some(live) = &mut self.live {
-                    live.failure = Some(cut(&reason));
-                }
+                self.crashed(&format!("it cannot open the engine: {}", cut(&reason)));
             }
             FromWorker::Find { seq, len, fnv } => self.find(seq, len, fnv),
             FromWorker::Keep { seq, key, fnv } => self.keep(seq, &key, fnv, descriptors),
@@ -383,10 +382,7 @@ impl Warden {
                 Ok(None) | Err(_) => break,
             }
         }
-        match self.live.as_ref().and_then(|live| live.failure.clone()) {
-            Some(reason) => self.crashed(&format!("it cannot open the engine: {reason}")),
-            None => self.crashed("it ended"),
-        }
+        self.crashed("it ended");
     }
 
     /// The worker is of no use any more: it and its streams go, and the container may have to wait.
