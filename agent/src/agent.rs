@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use lighter_wire::{Endpoint, GrantId, Kind};
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, shutdown,
+    socket_with,
 };
 
 use crate::cgroup::CgroupMounts;
@@ -125,6 +126,7 @@ impl Shared {
 pub struct Agent {
     shared: Arc<Shared>,
     event_loop: Option<JoinHandle<()>>,
+    hooks: Arc<OwnedFd>,
 }
 
 impl fmt::Debug for Agent {
@@ -172,13 +174,13 @@ impl Agent {
         reconcile::take_over(&shared)?;
         let listener = Arc::new(hook_listener(&config.hook_socket)?);
         let token = shared.poller.add(&*listener, Target::Hook).map_err(kernel("watch the hook's socket"))?;
-        let inner = Arc::clone(&shared);
+        let (inner, hooks) = (Arc::clone(&shared), Arc::clone(&listener));
         let event_loop = std::thread::Builder::new()
             .name("lighter-agent".into())
             .spawn(move || event_loop::run(&inner, token, &listener))
             .map_err(kernel("start a thread"))?;
         tracing::info!(hook_socket = %config.hook_socket.display(), grants = shared.grants.all().len(), "agent started");
-        Ok(Self { shared, event_loop: Some(event_loop) })
+        Ok(Self { shared, event_loop: Some(event_loop), hooks })
     }
 
     /// All grants.
@@ -219,6 +221,8 @@ impl Drop for Agent {
         if let Some(event_loop) = self.event_loop.take() {
             let _ = event_loop.join();
         }
+        // At once, though a child that is just being started may hold a copy: the next daemon must find nobody here.
+        let _ = shutdown(&*self.hooks, Shutdown::Both);
         let shared = &self.shared;
         for pool in [&shared.hooks, &shared.strangers, &shared.gate, &shared.engines, &shared.ends] {
             pool.close(STOP_LIMIT);

@@ -32,8 +32,11 @@ pub enum PacketError {
         /// How many.
         count: usize,
     },
-    /// The packet or its descriptors were cut by the receiver's buffer.
-    #[error("packet was cut short: larger than {max_bytes} bytes or {MAX_DESCRIPTORS} descriptors")]
+    /// The packet or its descriptors were cut: too many of them, or the receiver may open no more descriptors.
+    #[error(
+        "packet was cut short: larger than {max_bytes} bytes or {MAX_DESCRIPTORS} descriptors, or this process has \
+         no descriptors left"
+    )]
     Truncated {
         /// Most bytes that this receiver takes.
         max_bytes: usize,

@@ -331,16 +331,17 @@ impl EngineRecord for Scripted {
 }
 
 /// A process that was started and waits for a word, so that it needs nothing of this process any more.
-pub struct Waiting(Child, String);
+pub struct Waiting(Child);
 
 impl Waiting {
-    fn start(mut command: Command, word: String) -> Self {
+    fn start(mut command: Command) -> Self {
         let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self(pipes.spawn().unwrap(), word)
+        Self(pipes.spawn().unwrap())
     }
 
+    /// Closes nothing: that would give this process a descriptor.
     pub fn go(&mut self) {
-        self.0.stdin.take().unwrap().write_all(self.1.as_bytes()).unwrap();
+        self.0.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
     }
 
     pub fn output(self) -> Output {
@@ -363,15 +364,18 @@ impl Host {
             "-c",
             &script,
         ]);
-        Waiting::start(command, "go\n".into())
+        Waiting::start(command)
     }
 
-    /// A hook that asks for metal when it is given the container's state.
+    /// A hook that asks for metal when it is told to.
     pub fn asking(&self, container: &Container) -> Waiting {
-        let mut command = Command::new(HOOK);
-        command.args(["grant", METAL, "--socket"]).arg(self.socket());
+        let state = self.dir.path().join("oci-state.json");
         let (id, pid, bundle) = (&container.id, container.pid(), &container.bundle);
-        Waiting::start(command, serde_json::json!({"id": id, "pid": pid, "bundle": bundle}).to_string())
+        fs::write(&state, serde_json::json!({"id": id, "pid": pid, "bundle": bundle}).to_string()).unwrap();
+        let mut command = Command::new("bash");
+        command.args(["-c", "read -r; exec \"$0\" grant --socket \"$1\" \"$2\" <\"$3\"", HOOK]);
+        command.arg(self.socket()).arg(METAL).arg(state);
+        Waiting::start(command)
     }
 }
 
