@@ -213,7 +213,8 @@ fn system_folders(system: &Path) -> Vec<PathBuf> {
         "usr/share/libdrm",
         "etc/OpenCL",
     ];
-    places.iter().map(|place| system.join(place)).collect()
+    // Drivers lie wherever the loader is told to look for them.
+    places.iter().map(|place| system.join(place)).chain(loader_folders(system)).collect()
 }
 
 #[cfg(test)]
@@ -295,5 +296,6 @@ mod tests {
         fs::write(system.path().join("etc/ld.so.conf.d/ggml.conf"), "# ours\n/opt/ggml # here\n").unwrap();
         let files = locate(&config(&system.path().join("engine")), system.path()).unwrap();
         assert_eq!(files.libraries.registry, system.path().join("opt/ggml/libggml.so.0"));
+        assert!(files.folders.contains(&system.path().join("opt/ggml")), "a worker may read it");
     }
 }
