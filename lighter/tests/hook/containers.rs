@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the tests of hook and agent share: containers made of nothing but namespaces, a bundle that calls the real hook,
 //! services that note what they are given. Needs root, `unshare`, `nsenter`, `ip` and `bash`.
-#![allow(dead_code, unreachable_pub, missing_docs)]
+#![allow(dead_code, unreachable_pub, missing_docs, missing_debug_implementations)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
