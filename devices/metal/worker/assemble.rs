@@ -62,12 +62,11 @@ pub(super) fn assemble(
             *listed = true;
         }
     }
-    let marks = marks(all, major);
     for (index, listed) in met.iter().zip(&listed) {
         let Some(tensor) = all.wire.get(*index) else { continue };
         let spec = spec(engine, all, *index, tensor, *listed, place(*index));
         let mut spec = spec.map_err(|error| all.fail(*index, error))?;
-        spec.flags = tensor.flags & KNOWN_FLAGS | if *listed { marks } else { 0 };
+        spec.flags = tensor.flags & KNOWN_FLAGS;
         builder.add(&spec)?;
     }
     for (at, (index, listed)) in met.iter().zip(&listed).enumerate() {
@@ -85,13 +84,6 @@ pub(super) fn assemble(
     let uses = with_uses(all, run, major);
     let order = uses.filter_map(|(index, used)| position.get(&index).map(|at| (*at, used))).collect();
     Ok(Assembled { builder, order })
-}
-
-/// Clients before ggml 0.9.6 do not mark nodes as to be computed, and without the mark nothing is.
-fn marks(all: &Tensors, major: Major) -> i32 {
-    let mark = Builder::compute_flag();
-    let marked = |index: &usize| all.wire.get(*index).is_some_and(|tensor| tensor.flags & mark != 0);
-    if major.number() < 4 && !all.order.iter().any(marked) { mark } else { 0 }
 }
 
 fn spec(

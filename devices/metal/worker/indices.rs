@@ -4,7 +4,7 @@
 //! ggml's CPU kernels give up on a row that does not exist. Row numbers that a graph computes itself cannot be
 //! looked at before; what they do ends with the worker.
 
-use super::plan::{Tensors, moves_nothing};
+use super::plan::{Tensors, moves_nothing, overlap};
 use super::shape::kinds::I64;
 use crate::metal::ggml::{MemoryError, Place};
 use crate::metal::rpc::Op;
@@ -92,13 +92,11 @@ fn origin(all: &Tensors, index: usize) -> usize {
 
 /// Whether a node up to this rank writes into a place: row numbers looked at before would be others by then.
 fn overwritten(all: &Tensors, rank: usize, place: &Place) -> bool {
-    all.order.iter().take(rank + 1).filter(|index| !moves_nothing(all.op(**index))).any(|index| {
-        all.places.get(*index).and_then(Option::as_ref).is_some_and(|written| {
-            std::rc::Rc::ptr_eq(&written.memory, &place.memory)
-                && written.offset < place.offset + place.bytes
-                && place.offset < written.offset + written.bytes
-        })
-    })
+    all.order
+        .iter()
+        .take(rank + 1)
+        .filter(|index| !moves_nothing(all.op(**index)) && all.computes(**index))
+        .any(|index| all.place_of(*index).is_some_and(|written| overlap(&written, place)))
 }
 
 /// The input with a node's row numbers, and how many rows there are.
@@ -145,6 +143,10 @@ fn check_of(all: &Tensors, index: usize) -> Option<IndexCheck> {
 pub(super) fn index_checks(all: &Tensors) -> Result<Vec<IndexCheck>, IndexError> {
     let mut checks: Vec<IndexCheck> = Vec::new();
     for (rank, index) in all.order.iter().enumerate() {
+        // The row numbers of a branch that is not meant may never have been uploaded.
+        if !all.computes(*index) {
+            continue;
+        }
         let Some(check) = check_of(all, *index) else { continue };
         if overwritten(all, rank, &check.place) {
             return Err(IndexError::Overwritten { op: check.op });

@@ -15,7 +15,7 @@ use super::indices::{IndexCheck, IndexError, index_checks};
 use super::rules::{Node, RuleError, check};
 use super::shape::{Shape, ShapeError};
 use super::space::{Access, Space, SpaceError};
-use crate::metal::ggml::{Backend, EngineError, Graph, GraphError, Memory, MemoryError, Place};
+use crate::metal::ggml::{Backend, Builder, EngineError, Graph, GraphError, Memory, MemoryError, Place};
 use crate::metal::rpc::{Era, GraphFrame, MAX_SOURCES, Major, Op, WireTensor};
 
 /// Why a graph is refused.
@@ -111,6 +111,9 @@ pub(super) enum TensorError {
     /// It, or an input, lies in no buffer.
     #[error("it has no memory here")]
     NoMemory,
+    /// Sorting reads its input while it writes.
+    #[error("its result lies over its input")]
+    Overlap,
     /// It does not lie where its view says.
     #[error("it does not lie where it looks into another tensor")]
     View,
@@ -191,6 +194,13 @@ pub(super) struct Tensors {
     pub(super) order: Vec<usize>,
     /// Position in the order, for those in it.
     pub(super) rank: Vec<Option<usize>>,
+}
+
+/// Whether two places have a byte in common.
+pub(super) fn overlap(one: &Place, other: &Place) -> bool {
+    Rc::ptr_eq(&one.memory, &other.memory)
+        && one.offset < other.offset + other.bytes
+        && other.offset < one.offset + one.bytes
 }
 
 /// Operations that only look at memory in another way.
@@ -379,7 +389,37 @@ impl Tensors {
                 return Err(TensorError::NoMemory);
             }
         }
+        let sorts = matches!(op, Op::Argsort | Op::TopK);
+        if sorts && sources.iter().flatten().any(|source| self.overlap(index, *source)) {
+            return Err(TensorError::Overlap);
+        }
         Ok(())
+    }
+
+    /// Whether ggml will compute a listed node. llama.cpp lists branches of which only one is meant, and leaves
+    /// the mark away from the others.
+    pub(super) fn computes(&self, index: usize) -> bool {
+        self.wire.get(index).is_some_and(|tensor| tensor.flags & Builder::compute_flag() != 0)
+    }
+
+    /// Clients before ggml 0.9.6 know no mark and mean every node, and without the mark nothing is computed.
+    fn mark_all_if_none_is(&mut self) {
+        if self.order.iter().any(|index| self.computes(*index)) {
+            return;
+        }
+        for index in &self.order {
+            if let Some(tensor) = self.wire.get_mut(*index) {
+                tensor.flags |= Builder::compute_flag();
+            }
+        }
+    }
+
+    /// Whether two tensors have a byte in common.
+    pub(super) fn overlap(&self, one: usize, other: usize) -> bool {
+        match (self.place_of(one), self.place_of(other)) {
+            (Some(one), Some(other)) => overlap(&one, &other),
+            _ => false,
+        }
     }
 }
 
@@ -395,6 +435,9 @@ pub(super) fn plan(
         return Err(PlanError::Device { device: frame.device });
     }
     let mut all = Tensors::read(engine, frame, era)?;
+    if major.number() < 4 {
+        all.mark_all_if_none_is();
+    }
     all.place(space)?;
     for index in &all.order {
         all.check_node(*index).map_err(|error| all.fail(*index, error))?;
@@ -409,7 +452,11 @@ fn build(engine: &Arc<Engine>, all: &Tensors, major: Major) -> Result<Vec<Step>,
     let whole = assemble(engine, all, &all.order, &|index| all.place_of(index), major)?;
     let mut here = Vec::with_capacity(all.order.len());
     for (index, (built, _)) in all.order.iter().zip(&whole.order) {
-        here.push(moves_nothing(all.op(*index)) || whole.builder.supported(&engine.device, *built)?);
+        here.push(
+            moves_nothing(all.op(*index))
+                || !all.computes(*index)
+                || whole.builder.supported(&engine.device, *built)?,
+        );
     }
     if here.iter().all(|here| *here) {
         return Ok(vec![Step::Engine(whole.finish(engine)?)]);
