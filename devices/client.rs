@@ -4,6 +4,7 @@
 //! ```text
 //! CLIENT_DIR/bin/lighter-env    mounted at /usr/lib/lighter/bin by every device
 //! CLIENT_DIR/<device>/env       mounted at /usr/lib/lighter/<device> by that device only
+//! CLIENT_DIR/<device>/…         what else the device's programs need there
 //! ```
 //!
 //! A device's folder in a container says that the container was given the device, so `lighter-env` needs no
@@ -28,9 +29,18 @@ pub struct ClientFile {
     /// Path below the folder.
     pub path: PathBuf,
     /// Content.
-    pub content: Vec<u8>,
+    pub content: Content,
     /// Whether it is a program.
     pub executable: bool,
+}
+
+/// What is in a client file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// What is in this file of the host.
+    CopyOf(PathBuf),
 }
 
 /// Why the client folder could not be laid out.
@@ -41,6 +51,15 @@ pub enum ClientError {
     Outside {
         /// The path.
         path: PathBuf,
+    },
+    /// The file to copy could not be read.
+    #[error("{} could not be read to copy it into the client folder", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
     },
     /// A folder or file could not be written.
     #[error("client file {} could not be written", path.display())]
@@ -59,7 +78,7 @@ pub fn env_file(device: &str, variables: &[(String, String)]) -> ClientFile {
     let lines: Vec<String> = variables.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     ClientFile {
         path: Path::new(device).join("env"),
-        content: lines.concat().into_bytes(),
+        content: Content::Bytes(lines.concat().into_bytes()),
         executable: false,
     }
 }
@@ -69,7 +88,7 @@ pub fn env_file(device: &str, variables: &[(String, String)]) -> ClientFile {
 pub fn common_files() -> Vec<ClientFile> {
     vec![ClientFile {
         path: Path::new(BIN).join("lighter-env"),
-        content: LIGHTER_ENV.as_bytes().to_vec(),
+        content: Content::Bytes(LIGHTER_ENV.as_bytes().to_vec()),
         executable: true,
     }]
 }
@@ -79,7 +98,7 @@ pub fn common_files() -> Vec<ClientFile> {
 /// containers have the folders mounted.
 ///
 /// # Errors
-/// When a path leaves the folder or cannot be written.
+/// When a path leaves the folder, or a file cannot be read or written.
 pub fn lay_out(folder: &Path, files: &[ClientFile]) -> Result<(), ClientError> {
     make_folder(folder)?;
     for file in common_files().iter().chain(files) {
@@ -94,7 +113,15 @@ pub fn lay_out(folder: &Path, files: &[ClientFile]) -> Result<(), ClientError> {
             make_folder(parent)?;
         }
         let mode = if file.executable { 0o755 } else { 0o644 };
-        place(&path, &file.content, mode).map_err(|source| ClientError::Write { path, source })?;
+        let copied;
+        let content = match &file.content {
+            Content::Bytes(bytes) => bytes,
+            Content::CopyOf(from) => {
+                copied = fs::read(from).map_err(|source| ClientError::Read { path: from.clone(), source })?;
+                &copied
+            }
+        };
+        place(&path, content, mode).map_err(|source| ClientError::Write { path, source })?;
     }
     Ok(())
 }
@@ -184,8 +211,28 @@ mod tests {
     fn a_path_that_leaves_the_folder_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         for path in ["../x", "/etc/x", "a/../../x"] {
-            let file = ClientFile { path: path.into(), content: Vec::new(), executable: false };
+            let file =
+                ClientFile { path: path.into(), content: Content::Bytes(Vec::new()), executable: false };
             assert!(matches!(lay_out(folder.path(), &[file]), Err(ClientError::Outside { .. })), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_copy_follows_its_source_and_a_missing_source_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("source");
+        let copy = ClientFile {
+            path: "metal/copy".into(),
+            content: Content::CopyOf(source.clone()),
+            executable: false,
+        };
+        let client = folder.path().join("client");
+        let error = lay_out(&client, std::slice::from_ref(&copy)).unwrap_err();
+        assert!(error.to_string().contains("source"), "{error}");
+        for text in ["one", "two"] {
+            fs::write(&source, text).unwrap();
+            lay_out(&client, std::slice::from_ref(&copy)).unwrap();
+            assert_eq!(fs::read_to_string(client.join("metal/copy")).unwrap(), text);
         }
     }
 }

@@ -19,6 +19,8 @@ pub struct Host {
     pub hook_socket: PathBuf,
     /// The folder that is laid out by [`crate::client::lay_out`] and mounted into containers.
     pub client_dir: PathBuf,
+    /// The folder with lighter's own libraries for containers; they may be missing.
+    pub plugin_dir: PathBuf,
 }
 
 /// What a device's probe found.

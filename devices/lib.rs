@@ -28,10 +28,10 @@ pub trait Device: Send + Sync {
     fn endpoints(&self) -> Vec<Endpoint>;
     /// Looks for engines. Takes at most some seconds, and loads none into this process.
     fn probe(&self, host: &Host) -> Probe;
-    /// The CDI spec for what the probe found; `None` when there is nothing to offer. Pure.
-    fn spec(&self, host: &Host, probe: &Probe) -> Option<lighter_cdi::Spec>;
-    /// Files for containers, below the client folder. Pure.
-    fn client_files(&self) -> Vec<ClientFile>;
+    /// Files for containers, below the client folder. Looks at what is there, and changes nothing.
+    fn client_files(&self, host: &Host, probe: &Probe) -> Vec<ClientFile>;
+    /// The CDI spec for what the probe found and these client files; `None` when there is nothing to offer. Pure.
+    fn spec(&self, host: &Host, probe: &Probe, files: &[ClientFile]) -> Option<lighter_cdi::Spec>;
     /// The service process: serves the daemon at the other end of `control` until it closes.
     ///
     /// # Errors

@@ -9,7 +9,8 @@ use std::path::Path;
 use lighter_cdi::{ContainerEdits, Device, DeviceName, Hook, HookName, Kind, Mount, Spec};
 use lighter_wire::Endpoint;
 
-use crate::client::{BIN, CONTAINER_DIR};
+use super::client_library;
+use crate::client::{BIN, CONTAINER_DIR, ClientFile};
 use crate::host::{Host, Probe};
 
 /// Vendor and class of the device's CDI kind.
@@ -20,15 +21,22 @@ pub const FOLDER: &str = "metal";
 /// stands still.
 const HOOK_TIMEOUT_S: u32 = 10;
 
-/// The variables that name the endpoint: ours, and the one that llama.cpp's programs read.
+/// The variables that name the endpoint (ours, and the one that llama.cpp's programs read), and the plug-in when
+/// it is among the files.
 #[must_use]
-pub fn variables(endpoint: Endpoint) -> Vec<(String, String)> {
-    ["LIGHTER_METAL", "LLAMA_ARG_RPC"].map(|name| (name.to_owned(), endpoint.to_string())).into()
+pub fn variables(endpoint: Endpoint, files: &[ClientFile]) -> Vec<(String, String)> {
+    let mut variables: Vec<_> =
+        ["LIGHTER_METAL", "LLAMA_ARG_RPC"].map(|name| (name.to_owned(), endpoint.to_string())).into();
+    let plugin = client_library::plugin_path();
+    if files.iter().any(|file| file.path == plugin) {
+        variables.push(("GGML_BACKEND_PATH".to_owned(), format!("{CONTAINER_DIR}/{}", plugin.display())));
+    }
+    variables
 }
 
 /// The spec: device `all`, and one for each engine under its stable name and its aliases. `None` without an engine.
 #[must_use]
-pub fn spec(host: &Host, endpoint: Endpoint, probe: &Probe) -> Option<Spec> {
+pub fn spec(host: &Host, endpoint: Endpoint, probe: &Probe, files: &[ClientFile]) -> Option<Spec> {
     let Probe::Found(engines) = probe else { return None };
     let kind: Kind = KIND.parse().ok()?;
     let mut names = vec![crate::ALL.to_owned()];
@@ -41,7 +49,7 @@ pub fn spec(host: &Host, endpoint: Endpoint, probe: &Probe) -> Option<Spec> {
     }
     let mut spec = Spec::new(kind);
     let mut common = ContainerEdits::default();
-    for (name, value) in variables(endpoint) {
+    for (name, value) in variables(endpoint, files) {
         common = common.with_env(&name, &value);
     }
     for folder in [BIN, FOLDER] {

@@ -5,6 +5,7 @@
 //! worker process per container; only the worker loads ggml, so that whatever a container's messages do to
 //! ggml ends with that container.
 
+pub mod client_library;
 pub mod config;
 pub mod control;
 pub mod edits;
@@ -52,12 +53,14 @@ impl Device for Metal {
         probe::probe(&host.program, &self.config)
     }
 
-    fn spec(&self, host: &Host, probe: &Probe) -> Option<lighter_cdi::Spec> {
-        edits::spec(host, self.endpoint(), probe)
+    fn client_files(&self, host: &Host, probe: &Probe) -> Vec<ClientFile> {
+        let mut files = client_library::files(host, &self.config, probe);
+        files.push(env_file(edits::FOLDER, &edits::variables(self.endpoint(), &files)));
+        files
     }
 
-    fn client_files(&self) -> Vec<ClientFile> {
-        vec![env_file(edits::FOLDER, &edits::variables(self.endpoint()))]
+    fn spec(&self, host: &Host, probe: &Probe, files: &[ClientFile]) -> Option<lighter_cdi::Spec> {
+        edits::spec(host, self.endpoint(), probe, files)
     }
 
     fn serve(&self, control: OwnedFd) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {

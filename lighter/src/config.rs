@@ -95,6 +95,8 @@ pub(crate) struct DaemonConfig {
     pub(crate) client_dir: PathBuf,
     /// The hook program that container runtimes start; by default the one beside `lighter`.
     pub(crate) hook: Option<PathBuf>,
+    /// Folder with lighter's libraries for containers (`libggml-lighter.so`); by default the one of `lighter`.
+    pub(crate) plugin_dir: Option<PathBuf>,
     /// Log file of a detached daemon.
     pub(crate) log_file: PathBuf,
 }
@@ -107,6 +109,7 @@ impl Default for DaemonConfig {
             spec_dir: places.spec_dir,
             client_dir: places.client_dir,
             hook: None,
+            plugin_dir: None,
             log_file: places.log_file,
         }
     }

@@ -42,7 +42,16 @@ pub(crate) fn host(config: &Config) -> anyhow::Result<Host> {
         hook: hook_path(config)?,
         hook_socket: config.daemon.hook_socket(),
         client_dir: config.daemon.client_dir.clone(),
+        plugin_dir: match &config.daemon.plugin_dir {
+            Some(folder) => folder.clone(),
+            None => folder_of_this_program()?,
+        },
     })
+}
+
+fn folder_of_this_program() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe().context("cannot tell the path of this program")?;
+    Ok(program.parent().unwrap_or(Path::new("/")).to_owned())
 }
 
 /// The hook program: the configured one, else the one beside this program.
@@ -52,10 +61,7 @@ pub(crate) fn host(config: &Config) -> anyhow::Result<Host> {
 pub(crate) fn hook_path(config: &Config) -> anyhow::Result<PathBuf> {
     let path = match &config.daemon.hook {
         Some(path) => path.clone(),
-        None => {
-            let program = std::env::current_exe().context("cannot tell the path of this program")?;
-            program.parent().unwrap_or(Path::new("/")).join("lighter-hook")
-        }
+        None => folder_of_this_program()?.join("lighter-hook"),
     };
     if !path.is_absolute() {
         bail!("daemon.hook = {:?}: the path must be absolute", path.display().to_string());

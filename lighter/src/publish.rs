@@ -31,9 +31,10 @@ fn file_name(kind: Kind) -> String {
 pub(crate) fn publish(config: &Config) -> anyhow::Result<()> {
     let host = facts::host(config)?;
     let dir = &config.daemon.spec_dir;
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make the spec directory {}", dir.display()))?;
-    let files: Vec<_> = facts::offered(config).flat_map(|device| device.client_files()).collect();
-    lighter_devices::client::lay_out(&host.client_dir, &files).context("cannot lay out the client folder")?;
+    std::fs::create_dir_all(dir)
+        .with_context(|| format!("cannot make the spec directory {}", dir.display()))?;
+    let mut files = Vec::new();
+    let mut specs = Vec::new();
     for kind in Kind::ALL {
         let device = facts::device(kind, config).filter(|_| config.devices.is_on(kind));
         let spec = device.and_then(|device| {
@@ -41,8 +42,16 @@ pub(crate) fn publish(config: &Config) -> anyhow::Result<()> {
             if let lighter_devices::host::Probe::Missing { reason, remedy } = &probe {
                 tracing::warn!(device = %kind, %reason, %remedy, "the device has no engine and is not published");
             }
-            device.spec(&host, &probe)
+            let own = device.client_files(&host, &probe);
+            let spec = device.spec(&host, &probe, &own);
+            files.extend(own);
+            spec
         });
+        specs.push((kind, spec));
+    }
+    // A spec names files of the folder, so they come first.
+    lighter_devices::client::lay_out(&host.client_dir, &files).context("cannot lay out the client folder")?;
+    for (kind, spec) in specs {
         let name = file_name(kind);
         match spec {
             Some(spec) => {
@@ -72,8 +81,9 @@ pub(crate) fn published(config: &Config) -> anyhow::Result<Vec<Published>> {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
-        let spec = lighter_cdi::parse_bytes(&bytes)
-            .with_context(|| format!("{} is no valid spec; `lighter restart` writes it anew", path.display()))?;
+        let spec = lighter_cdi::parse_bytes(&bytes).with_context(|| {
+            format!("{} is no valid spec; `lighter restart` writes it anew", path.display())
+        })?;
         names.extend(
             spec.qualified_names().map(|name| Published { name: name.to_string(), path: path.clone() }),
         );
