@@ -56,8 +56,9 @@ impl Client {
                 self.drop_stale();
                 self.acknowledge()
             }
-            // Joining servers would have this one connect to where the client says.
-            Command::CommInit | Command::CommAllReduce => self.answer(&[0]),
+            // Joining servers would have this one connect to where the client says; a client that is told no goes
+            // on without, and never sends what builds on it.
+            Command::CommInit => self.answer(&[0]),
             Command::CommFree => Ok(()),
             _ => Err(malformed()),
         }
