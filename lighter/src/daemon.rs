@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use lighter_agent::{Agent, AgentConfig, Docker, EngineRecord, Limits, Trust};
+use lighter_agent::{Agent, AgentConfig, Docker, EngineRecord, GrantView, Limits, Trust};
 use lighter_wire::Kind;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::control::{Reply, Request};
 use crate::control_server::ControlServer;
 use crate::doctor::{self, DoctorReport, Evidence, Finding};
-use crate::status::{GrantLine, StatusReport};
+use crate::status::{GrantLine, StatusReport, Usage};
 use crate::supervise::{ServicePlan, Supervisor};
 use crate::{facts, hidden, publish};
 
@@ -158,17 +158,26 @@ impl Daemon {
             config_file: self.config_file.clone(),
             spec_dir: self.config().daemon.spec_dir.clone(),
             services: self.supervisor.states(),
-            grants: self
-                .agent
-                .read()
-                .unwrap_or_else(PoisonError::into_inner)
-                .as_ref()
-                .map(Agent::grants)
-                .unwrap_or_default()
-                .into_iter()
-                .map(|grant| GrantLine { device: grant.device, container: grant.container, pid: grant.init_pid })
-                .collect(),
+            grants: self.grant_lines(),
         }
+    }
+
+    fn grant_lines(&self) -> Vec<GrantLine> {
+        let agent = self.agent.read().unwrap_or_else(PoisonError::into_inner);
+        let grants = agent.as_ref().map(Agent::grants).unwrap_or_default();
+        drop(agent);
+        // Who has granted nothing need not be asked.
+        let mut usage = BTreeMap::new();
+        if !grants.is_empty() {
+            usage.extend(Kind::ALL.into_iter().filter_map(|kind| self.supervisor.usage(kind)).flatten());
+        }
+        let line = |grant: GrantView| GrantLine {
+            usage: usage.get(&grant.grant.to_string()).map(Usage::from),
+            device: grant.device,
+            container: grant.container,
+            pid: grant.init_pid,
+        };
+        grants.into_iter().map(line).collect()
     }
 
     fn doctor(&self) -> DoctorReport {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use lighter_wire::ContainerReport;
 use serde::{Deserialize, Serialize};
 
 /// The daemon's account of itself.
@@ -57,6 +58,32 @@ pub(crate) struct GrantLine {
     pub(crate) container: String,
     /// The container's first process.
     pub(crate) pid: u32,
+    /// What the container has used of the device; `None` when the service does not say.
+    pub(crate) usage: Option<Usage>,
+}
+
+/// What a container has used of a device, since its grant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Usage {
+    /// Requests served.
+    pub(crate) calls: u64,
+    /// Requests that failed.
+    pub(crate) errors: u64,
+    /// Microseconds that the engine worked for it.
+    pub(crate) engine_us: u64,
+    /// Bytes that it holds in the engine.
+    pub(crate) held_bytes: u64,
+}
+
+impl From<&ContainerReport> for Usage {
+    fn from(report: &ContainerReport) -> Self {
+        Self {
+            calls: report.calls,
+            errors: report.errors,
+            engine_us: report.engine_us,
+            held_bytes: report.held_bytes,
+        }
+    }
 }
 
 /// The report as text. Pure.
@@ -85,9 +112,16 @@ pub(crate) fn render(report: &StatusReport) -> String {
     }
     for grant in &report.grants {
         let short: String = grant.container.chars().take(12).collect();
-        lines.push(format!("grant {}: container {short}, process {}", grant.device, grant.pid));
+        let used = grant.usage.as_ref().map(used).unwrap_or_default();
+        lines.push(format!("grant {}: container {short}, process {}{used}", grant.device, grant.pid));
     }
     lines.join("\n")
+}
+
+fn used(usage: &Usage) -> String {
+    let (engine_ms, held_mib) = (usage.engine_us / 1000, usage.held_bytes >> 20);
+    let failed = if usage.errors == 0 { String::new() } else { format!(" ({} failed)", usage.errors) };
+    format!(", {} requests{failed}, {engine_ms} ms of the engine, {held_mib} MiB held", usage.calls)
 }
 
 fn duration(seconds: u64) -> String {
@@ -116,5 +150,22 @@ mod tests {
         };
         let text = render(&report);
         assert!(text.contains("up 1 h 1 min") && text.contains("signal 9; remedy:"), "{text}");
+    }
+
+    #[test]
+    fn what_is_used_is_said_and_what_is_unknown_is_left_out() {
+        let usage = Usage { calls: 7, errors: 2, engine_us: 1_500_000, held_bytes: 3 << 20 };
+        assert_eq!(used(&usage), ", 7 requests (2 failed), 1500 ms of the engine, 3 MiB held");
+        let grant = GrantLine { device: "d".into(), container: "c".into(), pid: 4, usage: None };
+        let report = StatusReport {
+            pid: 1,
+            version: "0".into(),
+            uptime_s: 0,
+            config_file: "/c".into(),
+            spec_dir: "/s".into(),
+            services: BTreeMap::new(),
+            grants: vec![grant],
+        };
+        assert!(render(&report).ends_with("grant d: container c, process 4"));
     }
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use lighter_agent::{ServiceUnavailable, Services};
 use lighter_devices::service::ServiceLink;
-use lighter_wire::{GrantId, Kind, ServiceReport, StreamOffer};
+use lighter_wire::{ContainerReport, GrantId, Kind, ServiceReport, StreamOffer};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -38,6 +38,8 @@ const READY_LIMIT: Duration = Duration::from_secs(10);
 const REVOKE_LIMIT: Duration = Duration::from_secs(5);
 /// Longest wait for a service's account of itself; its own probe of the engine is shorter.
 const REPORT_LIMIT: Duration = Duration::from_secs(15);
+/// Longest wait for what containers have used; who asks for the status wants an answer at once.
+const USAGE_LIMIT: Duration = Duration::from_secs(2);
 /// How long a service may take to end by itself when its control socket is closed.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
@@ -127,6 +129,13 @@ impl Supervisor {
     pub(crate) fn report(&self, kind: Kind) -> Result<ServiceReport, String> {
         let link = self.link(kind)?;
         link.report(REPORT_LIMIT).map_err(|error| format!("service {kind}: {error}"))
+    }
+
+    /// What containers have used, by grant; `None` when the service is down or does not answer at once.
+    pub(crate) fn usage(&self, kind: Kind) -> Option<BTreeMap<String, ContainerReport>> {
+        let shared = lock(&self.services).get(&kind).map(|service| Arc::clone(&service.shared))?;
+        let link = lock(&shared.inner).link.clone()?;
+        link.report(USAGE_LIMIT).ok().map(|report| report.containers)
     }
 
     fn link(&self, kind: Kind) -> Result<Arc<ServiceLink>, String> {
