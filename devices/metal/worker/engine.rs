@@ -114,7 +114,17 @@ impl Engine {
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Counted> {
         let most = self.config.max_bytes;
         let held = &self.counters.held_bytes;
-        held.try_update(Relaxed, Relaxed, |held| held.checked_add(bytes).filter(|sum| *sum <= most)).ok()?;
+        let taken = held.try_update(Relaxed, Relaxed, |held| held.checked_add(bytes).filter(|sum| *sum <= most));
+        if let Err(held) = taken {
+            // The client only sees that it got nothing.
+            tracing::warn!(
+                asked_bytes = bytes,
+                held_bytes = held,
+                limit_bytes = most,
+                "the container's share of memory is used up (metal.max_bytes_per_container)"
+            );
+            return None;
+        }
         Some(Counted { engine: Arc::clone(self), of: |engine| &engine.counters.held_bytes, amount: bytes })
     }
 

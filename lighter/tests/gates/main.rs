@@ -2,6 +2,8 @@
 //! Gates: real Docker, real containers, the real daemon. `make test` prepares what they need and runs them;
 //! the ignored ones are the long ones of `make gates`.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::print_stdout)] // a gate fails by panicking
+
 mod bad_input;
 mod engines;
 mod harm;
@@ -10,3 +12,5 @@ mod m12;
 mod network;
 mod soak;
 mod support;
+mod vulkan;
+mod whisper;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 pub(crate) const DEVICE: &str = "lighter.sh/metal=all";
 pub(crate) const BASE_IMAGE: &str = "lighter-test/base:bookworm";
 pub(crate) const LLAMA_IMAGE: &str = "lighter-test/llama:sid";
+pub(crate) const WHISPER_IMAGE: &str = "lighter-test/whisper:sid";
 
 /// Says hello to the metal endpoint as a client of protocol 8 does and prints `served N devices`, or
 /// `refused: why`.
@@ -54,9 +55,14 @@ pub(crate) fn tiny_model() -> PathBuf {
     cached_model("random-tiny.gguf")
 }
 
+/// A whisper.cpp model of random weights.
+pub(crate) fn whisper_model() -> PathBuf {
+    cached_model("random-whisper.bin")
+}
+
 fn cached_model(name: &str) -> PathBuf {
     let path = cache().join("models").join(name);
-    assert!(path.exists(), "{} is missing: run `tools/models smollm2 tiny`", path.display());
+    assert!(path.exists(), "{} is missing: run `tools/models smollm2 tiny whisper`", path.display());
     path
 }
 
@@ -98,6 +104,13 @@ pub(crate) fn eventually<T>(what: &str, mut test: impl FnMut() -> Option<T>) -> 
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The folder that `tools/engine-root NAME` makes.
+pub(crate) fn engine_root(name: &str) -> PathBuf {
+    let root = cache().join("engine-root").join(name);
+    assert!(root.exists(), "{} is missing: run `tools/engine-root {name}`", root.display());
+    root
 }
 
 /// The test engine. One for all gates: they take turns.
@@ -220,15 +233,22 @@ impl Daemon {
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let hook = std::env::var_os("LIGHTER_GATE_HOOK")
             .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_lighter-hook")), PathBuf::from);
+        // `tools/build` lays the plug-in for containers beside the hook.
+        let plugin_dir = hook.parent().unwrap().to_owned();
+        let engine_root = if metal.contains("engine_root") {
+            String::new()
+        } else {
+            format!("engine_root = \"{}\"", engine_root("metal").display())
+        };
         let config = format!(
             "[daemon]\nstate_dir = \"{0}/state\"\nspec_dir = \"{1}\"\nclient_dir = \"{0}/client\"\nlog_file = \"{0}/log\"\n\
-             hook = \"{2}\"\n[engines]\ndocker = [\"{3}\"]\n\
-             [metal]\nengine_root = \"{4}\"\ncache_dir = \"{0}/cache\"\n{metal}\n",
+             hook = \"{2}\"\nplugin_dir = \"{4}\"\n[engines]\ndocker = [\"{3}\"]\n\
+             [metal]\n{engine_root}\ncache_dir = \"{0}/cache\"\n{metal}\n",
             dir.path().display(),
             engine.spec_dir().display(),
             hook.display(),
             engine.socket().display(),
-            cache().join("engine-root/metal").display(),
+            plugin_dir.display(),
         );
         std::fs::write(dir.path().join("config.toml"), config).unwrap();
         let mut daemon = Self { dir, spec_dir: engine.spec_dir(), child: None };
