@@ -75,7 +75,9 @@ enum Command {
 /// Runs the command.
 pub(crate) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     let config_file = match &cli.config {
-        Some(path) => std::path::absolute(path).with_context(|| format!("no usable path: {}", path.display()))?,
+        Some(path) => {
+            std::path::absolute(path).with_context(|| format!("no usable path: {}", path.display()))?
+        }
         None => Places::of_this_user().config_file,
     };
     match &cli.command {

@@ -199,7 +199,8 @@ impl Config {
     /// When the text is no TOML, or holds a key or value that is not allowed.
     pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let invalid = |reason: String| ConfigError::Invalid { path: path.to_owned(), reason };
-        let config: Self = toml::from_str(text).map_err(|error| invalid(error.to_string().trim().to_owned()))?;
+        let config: Self =
+            toml::from_str(text).map_err(|error| invalid(error.to_string().trim().to_owned()))?;
         config.metal.validate().map_err(|error| invalid(error.to_string()))?;
         for dir in [&config.daemon.state_dir, &config.daemon.spec_dir, &config.daemon.client_dir] {
             if !dir.is_absolute() {
@@ -244,7 +245,8 @@ mod tests {
 
     #[test]
     fn an_unknown_key_is_an_error_that_names_it() {
-        let error = Config::parse("[devices]\ngpuu = true\n", Path::new("/etc/x.toml")).unwrap_err().to_string();
+        let error =
+            Config::parse("[devices]\ngpuu = true\n", Path::new("/etc/x.toml")).unwrap_err().to_string();
         assert!(error.contains("gpuu") && error.contains("/etc/x.toml"), "{error}");
     }
 

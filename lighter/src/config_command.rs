@@ -118,7 +118,9 @@ fn change(path: &Path, changes: &[(String, Option<String>)]) -> anyhow::Result<(
     let old = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(error) => return Err(error).with_context(|| format!("cannot read configuration {}", path.display())),
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot read configuration {}", path.display()));
+        }
     };
     let before = Config::parse(&old, path)?;
     let new = edit(&old, changes)?;
@@ -129,12 +131,18 @@ fn change(path: &Path, changes: &[(String, Option<String>)]) -> anyhow::Result<(
     if before != after {
         match control::ask(&after.daemon.control_socket(), &Request::Reload) {
             Ok(Reply::Done) => output::line("the running daemon has taken the change")?,
-            Ok(Reply::Failed { reason }) => bail!("the file is changed, but the running daemon refused it: {reason}"),
-            Ok(_) => bail!("the file is changed, but the running daemon gave an answer of another version: restart it"),
+            Ok(Reply::Failed { reason }) => {
+                bail!("the file is changed, but the running daemon refused it: {reason}")
+            }
+            Ok(_) => bail!(
+                "the file is changed, but the running daemon gave an answer of another version: restart it"
+            ),
             Err(control::ControlError::NotRunning { .. }) => {
                 output::line("no daemon is running: the change holds from the next `lighter start`")?;
             }
-            Err(error) => return Err(error).context("the file is changed, but the running daemon could not be told"),
+            Err(error) => {
+                return Err(error).context("the file is changed, but the running daemon could not be told");
+            }
         }
     }
     Ok(())
@@ -149,7 +157,9 @@ fn edit(text: &str, changes: &[(String, Option<String>)]) -> anyhow::Result<Stri
         let mut table = document.as_table_mut();
         for part in parts {
             let item = table.entry(part).or_insert_with(|| Item::Table(Table::new()));
-            table = item.as_table_mut().with_context(|| format!("{part:?} in key {key:?} is a value, no section"))?;
+            table = item
+                .as_table_mut()
+                .with_context(|| format!("{part:?} in key {key:?} is a value, no section"))?;
         }
         match value {
             None => {
@@ -198,6 +208,8 @@ mod tests {
 
     #[test]
     fn a_key_below_a_value_is_refused() {
-        assert!(edit("devices = 1\n", &[set("devices.gpu", "true")]).unwrap_err().to_string().contains("devices"));
+        assert!(
+            edit("devices = 1\n", &[set("devices.gpu", "true")]).unwrap_err().to_string().contains("devices")
+        );
     }
 }

@@ -14,7 +14,8 @@ use anyhow::Context as _;
 use lighter_wire::{PacketError, recv, send};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, shutdown, socket_with,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, shutdown,
+    socket_with,
 };
 
 use crate::control::{Reply, Request};
@@ -45,7 +46,9 @@ impl ControlServer {
     ) -> anyhow::Result<Self> {
         let named = || format!("cannot listen at {}", path.display());
         match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).with_context(named),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(named);
+            }
             _ => {}
         }
         let address = SocketAddrUnix::new(path).with_context(named)?;

@@ -45,8 +45,9 @@ pub(crate) fn run(config_file: &Path) -> anyhow::Result<()> {
     let signal_handle = signals.handle();
     make_state_dir(&config)?;
     let supervisor = Arc::new(Supervisor::default());
-    let agent = Agent::start(agent_config(&config)?, Arc::clone(&supervisor) as Arc<dyn lighter_agent::Services>)
-        .context("the agent cannot be started")?;
+    let agent =
+        Agent::start(agent_config(&config)?, Arc::clone(&supervisor) as Arc<dyn lighter_agent::Services>)
+            .context("the agent cannot be started")?;
     supervisor.apply(&plans(&config)?).context("the services cannot be started")?;
     publish::publish(&config)?;
     let daemon = Arc::new(Daemon {
@@ -116,7 +117,10 @@ fn agent_config(config: &Config) -> anyhow::Result<AgentConfig> {
             cgroups: config.engines.trusted_cgroups.clone(),
         },
         hook_uids: config.engines.hook_uids.iter().copied().collect(),
-        limits: Limits { record_timeout: Duration::from_millis(config.engines.answer_ms), ..Limits::default() },
+        limits: Limits {
+            record_timeout: Duration::from_millis(config.engines.answer_ms),
+            ..Limits::default()
+        },
     })
 }
 
@@ -182,7 +186,8 @@ impl Daemon {
 
     fn doctor(&self) -> DoctorReport {
         let config = self.config().clone();
-        let devices = Kind::ALL.into_iter().map(|kind| doctor::judge(kind, self.examine(kind, &config))).collect();
+        let devices =
+            Kind::ALL.into_iter().map(|kind| doctor::judge(kind, self.examine(kind, &config))).collect();
         DoctorReport {
             daemon: Finding::Ok { detail: format!("running, process {}", std::process::id()) },
             checks: facts::host_checks(&config),

@@ -125,7 +125,9 @@ pub(crate) fn judge(kind: Kind, evidence: Evidence) -> DeviceFinding {
         Evidence::NotBuiltIn => DeviceState::NotBuiltIn {
             remedy: format!("use a release of lighter whose notes list {kind} for this host"),
         },
-        Evidence::Off => DeviceState::Off { remedy: format!("switch it on with `lighter config --{kind} on`") },
+        Evidence::Off => {
+            DeviceState::Off { remedy: format!("switch it on with `lighter config --{kind} on`") }
+        }
         Evidence::Answered { engine, troubles } => {
             found_troubles = troubles;
             match engine {
@@ -175,7 +177,9 @@ pub(crate) fn render(report: &DoctorReport) -> String {
         let (text, remedy) = match &device.state {
             DeviceState::On { engine, version } => (format!("on: {engine}, version {version}"), None),
             DeviceState::Off { remedy } => ("off in the configuration".to_owned(), Some(remedy)),
-            DeviceState::Missing { reason, remedy } => (format!("MISSING its host part: {reason}"), Some(remedy)),
+            DeviceState::Missing { reason, remedy } => {
+                (format!("MISSING its host part: {reason}"), Some(remedy))
+            }
             DeviceState::NotBuiltIn { remedy } => ("not built in".to_owned(), Some(remedy)),
             DeviceState::Broken { reason, remedy } => (format!("BROKEN: {reason}"), Some(remedy)),
         };
@@ -198,12 +202,17 @@ mod tests {
         DoctorReport {
             daemon: Finding::Ok { detail: "process 1".into() },
             checks: Vec::new(),
-            devices: vec![DeviceFinding { device: "lighter.sh/metal".into(), state: device, troubles: Vec::new() }],
+            devices: vec![DeviceFinding {
+                device: "lighter.sh/metal".into(),
+                state: device,
+                troubles: Vec::new(),
+            }],
         }
     }
 
     fn every_bad_state() -> Vec<DeviceState> {
-        let missing = EngineState::Missing { reason: "no libggml".into(), remedy: "lighter setup metal".into() };
+        let missing =
+            EngineState::Missing { reason: "no libggml".into(), remedy: "lighter setup metal".into() };
         [
             Evidence::Off,
             Evidence::NotBuiltIn,

@@ -41,7 +41,9 @@ fn without_daemon(config: &Config, socket: &std::path::Path) -> DoctorReport {
                 _ if !config.devices.is_on(kind) => Evidence::Off,
                 None => Evidence::NotBuiltIn,
                 Some(device) => match facts::host(config) {
-                    Ok(host) => Evidence::Answered { engine: device.probe(&host).state(), troubles: Vec::new() },
+                    Ok(host) => {
+                        Evidence::Answered { engine: device.probe(&host).state(), troubles: Vec::new() }
+                    }
                     Err(error) => Evidence::Silent { reason: format!("{error:#}") },
                 },
             };

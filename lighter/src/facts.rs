@@ -66,8 +66,9 @@ pub(crate) fn hook_path(config: &Config) -> anyhow::Result<PathBuf> {
     if !path.is_absolute() {
         bail!("daemon.hook = {:?}: the path must be absolute", path.display().to_string());
     }
-    let found = std::fs::metadata(&path)
-        .with_context(|| format!("the hook {} is not there: install lighter-hook beside lighter", path.display()))?;
+    let found = std::fs::metadata(&path).with_context(|| {
+        format!("the hook {} is not there: install lighter-hook beside lighter", path.display())
+    })?;
     if !found.is_file() || found.permissions().mode() & 0o111 == 0 {
         bail!("the hook {} is no executable file: install lighter-hook beside lighter", path.display());
     }
@@ -77,7 +78,11 @@ pub(crate) fn hook_path(config: &Config) -> anyhow::Result<PathBuf> {
 /// The checks of `lighter doctor` that are not about one device.
 pub(crate) fn host_checks(config: &Config) -> Vec<Check> {
     let mut checks = vec![
-        check("hook", hook_path(config).map(|path| path.display().to_string()), "install lighter-hook beside lighter"),
+        check(
+            "hook",
+            hook_path(config).map(|path| path.display().to_string()),
+            "install lighter-hook beside lighter",
+        ),
         check(
             "spec directory",
             writable(&config.daemon.spec_dir),
@@ -102,7 +107,8 @@ fn writable(dir: &Path) -> anyhow::Result<String> {
     use rustix::fs::{Access, access};
     // A directory that is not there yet is made by the daemon, if it may.
     let existing = dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    access(existing, Access::WRITE_OK).with_context(|| format!("{} cannot be written", existing.display()))?;
+    access(existing, Access::WRITE_OK)
+        .with_context(|| format!("{} cannot be written", existing.display()))?;
     Ok(dir.display().to_string())
 }
 
@@ -115,7 +121,8 @@ fn engine_finding(socket: &Path) -> Finding {
         }
         Err(error) => Finding::Broken {
             reason: format!("{} cannot be asked: {error}", socket.display()),
-            remedy: "start Docker, or name its socket with `lighter config set engines.docker '[\"PATH\"]'`".to_owned(),
+            remedy: "start Docker, or name its socket with `lighter config set engines.docker '[\"PATH\"]'`"
+                .to_owned(),
         },
     }
 }

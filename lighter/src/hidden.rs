@@ -45,7 +45,10 @@ pub(crate) fn run(command: &Hidden) -> anyhow::Result<ExitCode> {
         Hidden::Service { kind, settings } => {
             let config = with_settings(*kind, settings)?;
             let device = facts::device(*kind, &config).with_context(|| format!("{kind} is not built in"))?;
-            device.serve(take_stdin()?).map_err(|error| anyhow::anyhow!(error)).context("the service failed")?;
+            device
+                .serve(take_stdin()?)
+                .map_err(|error| anyhow::anyhow!(error))
+                .context("the service failed")?;
         }
         Hidden::Worker { kind: Kind::Metal } => {
             lighter_devices::metal::worker::run(take_stdin()?).context("the worker failed")?;
@@ -73,7 +76,8 @@ fn with_settings(kind: Kind, settings: &str) -> anyhow::Result<Config> {
     let mut config = Config::default();
     match kind {
         Kind::Metal => {
-            config.metal = serde_json::from_str::<MetalConfig>(settings).context("the settings are not valid")?;
+            config.metal =
+                serde_json::from_str::<MetalConfig>(settings).context("the settings are not valid")?;
         }
         _ => bail!("{kind} is not built in"),
     }

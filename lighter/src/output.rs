@@ -11,7 +11,9 @@ use anyhow::Context as _;
 /// When standard output cannot be written, other than because its reader has gone.
 pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     match writeln!(std::io::stdout().lock(), "{text}") {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write to standard output"),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
         _ => Ok(()),
     }
 }

@@ -61,9 +61,14 @@ pub(crate) fn run(args: &SetupArgs, config: &Config) -> anyhow::Result<ExitCode>
         return Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     if !status.success() {
-        bail!("the engine root was not made ({status}); what was downloaded is kept, so run the command again");
+        bail!(
+            "the engine root was not made ({status}); what was downloaded is kept, so run the command again"
+        );
     }
-    output::line(&format!("metal's engine is in {}; `lighter restart` makes a running daemon use it", root.display()))?;
+    output::line(&format!(
+        "metal's engine is in {}; `lighter restart` makes a running daemon use it",
+        root.display()
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 

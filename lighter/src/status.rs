@@ -99,7 +99,9 @@ pub(crate) fn render(report: &StatusReport) -> String {
     for (device, state) in &report.services {
         let text = match state {
             ServiceState::Running { pid, restarts: 0 } => format!("running, process {pid}"),
-            ServiceState::Running { pid, restarts } => format!("running, process {pid}, restarted {restarts} times"),
+            ServiceState::Running { pid, restarts } => {
+                format!("running, process {pid}, restarted {restarts} times")
+            }
             ServiceState::Restarting { reason } => format!("restarting: {reason}"),
             ServiceState::GivenUp { reason } => {
                 format!("given up: {reason}; remedy: see the log, then `lighter restart`")
@@ -145,7 +147,10 @@ mod tests {
             uptime_s: 3700,
             config_file: "/c".into(),
             spec_dir: "/s".into(),
-            services: BTreeMap::from([("metal".to_owned(), ServiceState::GivenUp { reason: "signal 9".into() })]),
+            services: BTreeMap::from([(
+                "metal".to_owned(),
+                ServiceState::GivenUp { reason: "signal 9".into() },
+            )]),
             grants: Vec::new(),
         };
         let text = render(&report);

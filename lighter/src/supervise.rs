@@ -92,8 +92,11 @@ impl Supervisor {
     /// When a thread cannot be started.
     pub(crate) fn apply(&self, plans: &BTreeMap<Kind, ServicePlan>) -> io::Result<()> {
         let mut services = lock(&self.services);
-        let obsolete: Vec<Kind> =
-            services.iter().filter(|(kind, service)| plans.get(kind) != Some(&service.plan)).map(|(kind, _)| *kind).collect();
+        let obsolete: Vec<Kind> = services
+            .iter()
+            .filter(|(kind, service)| plans.get(kind) != Some(&service.plan))
+            .map(|(kind, _)| *kind)
+            .collect();
         for kind in obsolete {
             if let Some(service) = services.remove(&kind) {
                 service.stop(kind);
@@ -151,8 +154,12 @@ impl Supervisor {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || matches!(inner.state, ServiceState::GivenUp { .. }) {
                 return Err(match &inner.state {
-                    ServiceState::GivenUp { reason } => format!("service {kind} ended too often and was given up: {reason}"),
-                    ServiceState::Restarting { reason } => format!("service {kind} is being restarted: {reason}"),
+                    ServiceState::GivenUp { reason } => {
+                        format!("service {kind} ended too often and was given up: {reason}")
+                    }
+                    ServiceState::Restarting { reason } => {
+                        format!("service {kind} is being restarted: {reason}")
+                    }
                     ServiceState::Running { .. } => format!("service {kind} is not ready"),
                 });
             }
@@ -170,7 +177,8 @@ impl Services for Supervisor {
 
     fn revoke(&self, kind: Kind, grant: &GrantId) {
         // A service that is down holds nothing: its end freed all.
-        let link = lock(&self.services).get(&kind).and_then(|service| lock(&service.shared.inner).link.clone());
+        let link =
+            lock(&self.services).get(&kind).and_then(|service| lock(&service.shared.inner).link.clone());
         if let Some(link) = link
             && let Err(error) = link.revoke(grant, REVOKE_LIMIT)
         {

@@ -13,15 +13,23 @@ fn without_a_daemon_the_container_does_not_start_and_docker_run_says_why() {
     let output = run(engine.docker(["run", "--rm", "--device", DEVICE, BASE_IMAGE, "true"]));
     let text = text_of(&output);
     assert!(!output.status.success(), "{text}");
-    assert!(text.contains("lighter-hook") && text.contains(DEVICE) && text.contains("lighter start"), "{text}");
+    assert!(
+        text.contains("lighter-hook") && text.contains(DEVICE) && text.contains("lighter start"),
+        "{text}"
+    );
 }
 
 #[test]
 fn an_unknown_device_is_refused_by_the_engine() {
     let engine = Engine::take();
     let _daemon = Daemon::start(&engine);
-    let output = run(engine.docker(["run", "--rm", "--device", "lighter.sh/metal=nosuch", BASE_IMAGE, "true"]));
-    assert!(!output.status.success() && text_of(&output).contains("lighter.sh/metal=nosuch"), "{}", text_of(&output));
+    let output =
+        run(engine.docker(["run", "--rm", "--device", "lighter.sh/metal=nosuch", BASE_IMAGE, "true"]));
+    assert!(
+        !output.status.success() && text_of(&output).contains("lighter.sh/metal=nosuch"),
+        "{}",
+        text_of(&output)
+    );
 }
 
 #[test]
@@ -40,12 +48,16 @@ fn a_malformed_spec_beside_ours_hides_nothing_and_is_listed() {
     let daemon = Daemon::start(&engine);
     let file = engine.spec_dir().join("gate.test-broken.json");
     std::fs::write(&file, "{ this is no JSON").unwrap();
-    let listing = stdout_of(daemon.lighter().args(["cdi", "list", "--json", "--spec-dir"]).arg(engine.spec_dir()));
+    let listing =
+        stdout_of(daemon.lighter().args(["cdi", "list", "--json", "--spec-dir"]).arg(engine.spec_dir()));
     let served = engine.hello(&["--device", DEVICE]);
     std::fs::remove_file(&file).unwrap();
     let listing: serde_json::Value = serde_json::from_str(&listing).unwrap();
     assert_eq!(listing["errors"][0]["path"], file.to_str().unwrap());
-    assert!(listing["devices"].as_array().unwrap().iter().any(|device| device["name"] == DEVICE), "{listing}");
+    assert!(
+        listing["devices"].as_array().unwrap().iter().any(|device| device["name"] == DEVICE),
+        "{listing}"
+    );
     assert_eq!(served, "served 1 devices\n");
 }
 
@@ -76,7 +88,8 @@ print("done")
 #[test]
 fn a_missing_engine_is_said_by_doctor_with_the_way_out() {
     let engine = Engine::take();
-    let nowhere = "libraries = { base = \"/nonexistent/libggml-base.so.0\", registry = \"/nonexistent/libggml.so.0\" }";
+    let nowhere =
+        "libraries = { base = \"/nonexistent/libggml-base.so.0\", registry = \"/nonexistent/libggml.so.0\" }";
     let daemon = Daemon::with(&engine, nowhere);
     let output = run(daemon.lighter().arg("doctor"));
     let text = text_of(&output);

@@ -19,11 +19,15 @@ fn a_compose_file_gets_the_device_in_both_notations() {
     std::fs::write(dir.path().join("compose.yaml"), file).unwrap();
     let service = |name: &str| {
         let file = dir.path().join("compose.yaml");
-        let output = run(engine.docker(["compose", "-p", "gate", "-f"]).arg(&file).args(["run", "--rm", "-T", name]));
+        let output =
+            run(engine.docker(["compose", "-p", "gate", "-f"]).arg(&file).args(["run", "--rm", "-T", name]));
         text_of(&output)
     };
     let answers = [service("short"), service("long"), service("without")];
-    run(engine.docker(["compose", "-p", "gate", "-f"]).arg(dir.path().join("compose.yaml")).args(["down", "-v"]));
+    run(engine
+        .docker(["compose", "-p", "gate", "-f"])
+        .arg(dir.path().join("compose.yaml"))
+        .args(["down", "-v"]));
     assert!(answers[0].contains("served 1 devices"), "{answers:?}");
     assert!(answers[1].contains("served 1 devices"), "{answers:?}");
     assert!(answers[2].contains("refused: "), "{answers:?}");

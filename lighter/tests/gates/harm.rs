@@ -3,14 +3,31 @@
 
 use std::process::Command;
 
-use crate::support::{BASE_IMAGE, DEVICE, Daemon, Engine, HELLO, LLAMA_IMAGE, eventually, run, stdout_of, text_of, tiny_model};
+use crate::support::{
+    BASE_IMAGE, DEVICE, Daemon, Engine, HELLO, LLAMA_IMAGE, eventually, run, stdout_of, text_of, tiny_model,
+};
 
 const MODEL: &str = "/tiny.gguf";
 
 fn bench(engine: &Engine, tokens: &str, options: &[&str]) -> &'static mut Command {
     let mount = format!("{}:{MODEL}:ro", tiny_model().display());
     engine.docker(["run", "--rm", "-v", &mount]).args(options).args([
-        LLAMA_IMAGE, "llama-bench", "-m", MODEL, "-p", "0", "-n", tokens, "-r", "1", "-t", "1", "-ngl", "99", "--rpc", "127.0.0.1:50052",
+        LLAMA_IMAGE,
+        "llama-bench",
+        "-m",
+        MODEL,
+        "-p",
+        "0",
+        "-n",
+        tokens,
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "-ngl",
+        "99",
+        "--rpc",
+        "127.0.0.1:50052",
     ])
 }
 
@@ -18,7 +35,8 @@ fn bench(engine: &Engine, tokens: &str, options: &[&str]) -> &'static mut Comman
 fn workers(daemon: &Daemon) -> Vec<u32> {
     let service = daemon.status()["services"]["metal"]["pid"].as_u64().unwrap();
     let tasks = std::fs::read_dir(format!("/proc/{service}/task")).unwrap();
-    let children = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
+    let children =
+        tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
     children.collect::<String>().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
@@ -34,7 +52,9 @@ fn a_worker_that_dies_takes_only_its_own_container_along() {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    let worker = eventually("the victim's worker runs", || workers(&daemon).into_iter().find(|pid| !spared.contains(pid)));
+    let worker = eventually("the victim's worker runs", || {
+        workers(&daemon).into_iter().find(|pid| !spared.contains(pid))
+    });
     // Its client must be in the midst of it.
     eventually("it computes", || {
         let stat = std::fs::read_to_string(format!("/proc/{worker}/stat")).ok()?;
@@ -59,7 +79,10 @@ fn a_container_over_its_quota_is_told_and_others_are_served() {
     assert!(!output.status.success(), "{}", text_of(&output));
     assert_eq!(engine.hello(&["--device", DEVICE]), "served 1 devices\n");
     let log = daemon.log();
-    assert!(log.contains("max_bytes_per_container") || log.contains("65536"), "the log names the limit: {log}");
+    assert!(
+        log.contains("max_bytes_per_container") || log.contains("65536"),
+        "the log names the limit: {log}"
+    );
 }
 
 #[test]
@@ -70,7 +93,19 @@ fn sixteen_clients_of_four_containers_are_served_at_once() {
     let names: Vec<String> = (0..4).map(|index| format!("gate-crowd-{index}")).collect();
     run(engine.docker(["rm", "-f"]).args(&names));
     for name in &names {
-        stdout_of(engine.docker(["run", "-d", "--device", DEVICE, "--name", name, "-v", &mount, LLAMA_IMAGE, "sleep", "600"]));
+        stdout_of(engine.docker([
+            "run",
+            "-d",
+            "--device",
+            DEVICE,
+            "--name",
+            name,
+            "-v",
+            &mount,
+            LLAMA_IMAGE,
+            "sleep",
+            "600",
+        ]));
     }
     let outputs: Vec<_> = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..16)
@@ -78,7 +113,18 @@ fn sixteen_clients_of_four_containers_are_served_at_once() {
                 let (engine, name) = (&engine, &names[index % 4]);
                 scope.spawn(move || {
                     run(engine.docker(["exec", name, "llama-bench", "-m", MODEL]).args([
-                        "-p", "16", "-n", "16", "-r", "1", "-t", "1", "-ngl", "99", "--rpc", "127.0.0.1:50052",
+                        "-p",
+                        "16",
+                        "-n",
+                        "16",
+                        "-r",
+                        "1",
+                        "-t",
+                        "1",
+                        "-ngl",
+                        "99",
+                        "--rpc",
+                        "127.0.0.1:50052",
                     ]))
                 })
             })
@@ -102,7 +148,16 @@ fn a_hook_that_came_by_another_spec_is_not_backed_by_the_engines_record() {
     let file = engine.spec_dir().join("gate.test-sneaky.json");
     std::fs::write(&file, sneaky).unwrap();
     let text = eventually("the engine sees the other spec", || {
-        let output = run(engine.docker(["run", "--rm", "--device", "gate.test/sneaky=all", BASE_IMAGE, "python3", "-c", HELLO]));
+        let output = run(engine.docker([
+            "run",
+            "--rm",
+            "--device",
+            "gate.test/sneaky=all",
+            BASE_IMAGE,
+            "python3",
+            "-c",
+            HELLO,
+        ]));
         Some(text_of(&output)).filter(|text| !text.contains("unresolvable"))
     });
     std::fs::remove_file(&file).unwrap();

@@ -85,10 +85,17 @@ fn a_device_that_is_switched_off_goes_and_comes_back() {
     });
     let doctor = run(daemon.lighter().args(["doctor", "--json"]));
     let report: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
-    let metal = report["devices"].as_array().unwrap().iter().find(|entry| entry["device"] == "lighter.sh/metal").unwrap();
+    let metal = report["devices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|entry| entry["device"] == "lighter.sh/metal")
+        .unwrap();
     assert_eq!(metal["state"], "off");
     stdout_of(daemon.lighter().args(["config", "--metal", "on"]));
-    eventually("it is served again", || (engine.hello(&["--device", DEVICE]) == "served 1 devices\n").then_some(()));
+    eventually("it is served again", || {
+        (engine.hello(&["--device", DEVICE]) == "served 1 devices\n").then_some(())
+    });
 }
 
 #[test]

@@ -15,7 +15,24 @@ fn mount() -> String {
 }
 
 fn completion() -> Vec<&'static str> {
-    vec!["llama-completion", "-m", MODEL, "-no-cnv", "--temp", "0", "--seed", "1", "-n", "64", "-c", "512", "-t", "1", "-p", PROMPT]
+    vec![
+        "llama-completion",
+        "-m",
+        MODEL,
+        "-no-cnv",
+        "--temp",
+        "0",
+        "--seed",
+        "1",
+        "-n",
+        "64",
+        "-c",
+        "512",
+        "-t",
+        "1",
+        "-p",
+        PROMPT,
+    ]
 }
 
 #[test]
@@ -23,10 +40,15 @@ fn greedy_text_through_the_device_equals_native_byte_for_byte() {
     let engine = Engine::take();
     let daemon = Daemon::with(&engine, ONE_THREAD);
     let mount = mount();
-    let native = stdout_of(engine.docker(["run", "--rm", "-v", &mount, LLAMA_IMAGE]).args(completion()).args(["-ngl", "0"]));
+    let native = stdout_of(
+        engine.docker(["run", "--rm", "-v", &mount, LLAMA_IMAGE]).args(completion()).args(["-ngl", "0"]),
+    );
     assert!(native.len() > PROMPT.len() + 40, "native wrote too little to compare: {native:?}");
     let device = stdout_of(
-        engine.docker(["run", "--rm", "--device", DEVICE, "-v", &mount, LLAMA_IMAGE]).args(completion()).args(["-ngl", "99"]),
+        engine
+            .docker(["run", "--rm", "--device", DEVICE, "-v", &mount, LLAMA_IMAGE])
+            .args(completion())
+            .args(["-ngl", "99"]),
     );
     assert_eq!(device, native);
     let report = stdout_of(daemon.lighter().args(["doctor"]));
@@ -39,7 +61,19 @@ fn the_same_command_without_the_device_is_refused() {
     let _daemon = Daemon::start(&engine);
     let mount = mount();
     let output = run(engine.docker(["run", "--rm", "-v", &mount, LLAMA_IMAGE]).args([
-        "llama-bench", "-m", MODEL, "--rpc", "127.0.0.1:50052", "-ngl", "99", "-p", "8", "-n", "4", "-r", "1",
+        "llama-bench",
+        "-m",
+        MODEL,
+        "--rpc",
+        "127.0.0.1:50052",
+        "-ngl",
+        "99",
+        "-p",
+        "8",
+        "-n",
+        "4",
+        "-r",
+        "1",
     ]));
     let text = text_of(&output);
     assert!(!output.status.success() || text.contains("ailed to connect"), "{text}");
@@ -57,7 +91,10 @@ fn llama_bench_through_the_device_gives_figures_beside_native() {
         rows.as_array().unwrap().iter().map(|row| row["avg_ts"].as_f64().unwrap()).collect()
     };
     let native = figures(&stdout_of(
-        engine.docker(["run", "--rm", "-v", &mount, LLAMA_IMAGE, "llama-bench"]).args(bench).args(["-ngl", "0"]),
+        engine
+            .docker(["run", "--rm", "-v", &mount, LLAMA_IMAGE, "llama-bench"])
+            .args(bench)
+            .args(["-ngl", "0"]),
     ));
     let device = figures(&stdout_of(
         engine
@@ -69,6 +106,11 @@ fn llama_bench_through_the_device_gives_figures_beside_native() {
     assert!(device.iter().all(|rate| *rate > 0.0));
     println!(
         "m12: prompt {:.2} of native ({:.0} against {:.0} t/s), generation {:.2} of native ({:.0} against {:.0} t/s)",
-        device[0] / native[0], device[0], native[0], device[1] / native[1], device[1], native[1]
+        device[0] / native[0],
+        device[0],
+        native[0],
+        device[1] / native[1],
+        device[1],
+        native[1]
     );
 }

@@ -73,16 +73,24 @@ fn a_port_that_is_taken_stops_the_container_with_the_holders_name() {
     let engine = Engine::take();
     let _daemon = Daemon::start(&engine);
     let holder = engine.sleeper(&[]);
-    stdout_of(engine.docker(["exec", "-d", &holder.id, "python3", "-c"]).arg(
-        "import socket, time\ns = socket.create_server(('127.0.0.1', 50052))\ntime.sleep(600)",
-    ));
+    stdout_of(
+        engine
+            .docker(["exec", "-d", &holder.id, "python3", "-c"])
+            .arg("import socket, time\ns = socket.create_server(('127.0.0.1', 50052))\ntime.sleep(600)"),
+    );
     eventually("the port is held", || {
-        holder.exec(&["python3", "-c", "import socket; socket.create_connection(('127.0.0.1', 50052), 1); print('held')"])
+        holder
+            .exec(&[
+                "python3",
+                "-c",
+                "import socket; socket.create_connection(('127.0.0.1', 50052), 1); print('held')",
+            ])
             .contains("held")
             .then_some(())
     });
     let shared = format!("container:{}", holder.id);
-    let output = run(engine.docker(["run", "--rm", "--network", &shared, "--device", DEVICE, BASE_IMAGE, "true"]));
+    let output =
+        run(engine.docker(["run", "--rm", "--network", &shared, "--device", DEVICE, BASE_IMAGE, "true"]));
     let text = text_of(&output);
     assert!(!output.status.success() && text.contains("50052") && text.contains("python3"), "{text}");
 }
@@ -94,7 +102,10 @@ fn users_exec_and_nested_namespaces_are_the_container_still() {
     assert_eq!(engine.hello(&["--device", DEVICE, "--user", "1234:1234"]), "served 1 devices\n");
     let container = engine.sleeper(&["--device", DEVICE, "--privileged"]);
     assert_eq!(container.hello(), "served 1 devices\n", "exec");
-    assert_eq!(container.exec(&["unshare", "--mount", "--pid", "--fork", "python3", "-c", HELLO]), "served 1 devices\n");
+    assert_eq!(
+        container.exec(&["unshare", "--mount", "--pid", "--fork", "python3", "-c", HELLO]),
+        "served 1 devices\n"
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::support::{BASE_IMAGE, DEVICE, Daemon, Engine, HELLO, eventually, stdout_of, run};
+use crate::support::{BASE_IMAGE, DEVICE, Daemon, Engine, HELLO, eventually, run, stdout_of};
 
 fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
@@ -16,7 +16,9 @@ fn files_below(dir: &Path) -> usize {
 fn children(pid: u32) -> usize {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     tasks
-        .map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap().split_whitespace().count())
+        .map(|task| {
+            std::fs::read_to_string(task.unwrap().path().join("children")).unwrap().split_whitespace().count()
+        })
         .sum()
 }
 
@@ -44,7 +46,17 @@ fn at_once(count: usize) {
         for index in 0..count {
             let engine = &engine;
             scope.spawn(move || {
-                stdout_of(engine.docker(["run", "-d", "--device", DEVICE, "--name", &name(index), BASE_IMAGE, "sleep", "600"]));
+                stdout_of(engine.docker([
+                    "run",
+                    "-d",
+                    "--device",
+                    DEVICE,
+                    "--name",
+                    &name(index),
+                    BASE_IMAGE,
+                    "sleep",
+                    "600",
+                ]));
             });
         }
     });

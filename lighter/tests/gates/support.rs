@@ -129,7 +129,10 @@ impl Engine {
         IMAGES.get_or_init(|| {
             for image in [BASE_IMAGE, LLAMA_IMAGE] {
                 let found = run(engine.docker(["image", "inspect", image]));
-                assert!(found.status.success(), "image {image} is missing in the test engine: run `make images`");
+                assert!(
+                    found.status.success(),
+                    "image {image} is missing in the test engine: run `make images`"
+                );
             }
         });
         engine
@@ -156,7 +159,10 @@ impl Engine {
     }
 
     /// A docker command on this engine.
-    pub(crate) fn docker<S: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = S>) -> &'static mut Command {
+    pub(crate) fn docker<S: AsRef<std::ffi::OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+    ) -> &'static mut Command {
         let mut command = Command::new(cache().join("engine/root/usr/bin/docker"));
         command
             .env("DOCKER_HOST", format!("unix://{}", self.socket().display()))
@@ -173,13 +179,16 @@ impl Engine {
 
     /// Runs the hello client in a new container with these `docker run` options; gives what it printed.
     pub(crate) fn hello(&self, options: &[&str]) -> String {
-        let output = run(self.docker(["run", "--rm"]).args(options).args([BASE_IMAGE, "python3", "-c", HELLO]));
+        let output =
+            run(self.docker(["run", "--rm"]).args(options).args([BASE_IMAGE, "python3", "-c", HELLO]));
         text_of(&output)
     }
 
     /// A container that sleeps until it is removed.
     pub(crate) fn sleeper(&self, options: &[&str]) -> Container<'_> {
-        let id = stdout_of(self.docker(["run", "-d", "--init"]).args(options).args([BASE_IMAGE, "sleep", "infinity"]));
+        let id = stdout_of(
+            self.docker(["run", "-d", "--init"]).args(options).args([BASE_IMAGE, "sleep", "infinity"]),
+        );
         Container { engine: self, id: id.trim().to_owned() }
     }
 }
@@ -258,7 +267,8 @@ impl Daemon {
 
     /// Starts the process again after [`Daemon::kill`] or [`Daemon::stop`].
     pub(crate) fn launch(&mut self) {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
+        let log =
+            std::fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
         let child = self.lighter().arg("start").stderr(log).stdin(Stdio::null()).spawn().unwrap();
         self.child = Some(child);
         eventually("the daemon answers", || {
