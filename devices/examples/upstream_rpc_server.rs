@@ -27,7 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // device list outlive the calls, and start_server only returns when the server has ended.
     unsafe {
         ggml.get::<unsafe extern "C" fn()>(b"ggml_backend_load_all\0")?();
-        let by_name = ggml.get::<unsafe extern "C" fn(*const c_char) -> *mut c_void>(b"ggml_backend_reg_by_name\0")?;
+        let by_name =
+            ggml.get::<unsafe extern "C" fn(*const c_char) -> *mut c_void>(b"ggml_backend_reg_by_name\0")?;
         let registry = by_name(c"RPC".as_ptr());
         if registry.is_null() {
             return Err("ggml's RPC plug-in is not installed (libggml0-backend-rpc)".into());

@@ -114,7 +114,8 @@ impl Engine {
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Counted> {
         let most = self.config.max_bytes;
         let held = &self.counters.held_bytes;
-        let taken = held.try_update(Relaxed, Relaxed, |held| held.checked_add(bytes).filter(|sum| *sum <= most));
+        let taken =
+            held.try_update(Relaxed, Relaxed, |held| held.checked_add(bytes).filter(|sum| *sum <= most));
         if let Err(held) = taken {
             // The client only sees that it got nothing.
             tracing::warn!(
