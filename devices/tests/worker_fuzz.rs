@@ -356,6 +356,9 @@ fn rampage(host: &Host, dice: &mut Dice, most: u64) -> u64 {
             client.send(10, &body);
         } else {
             let body = body_of(dice, &client, command, handle, base);
+            if tracing {
+                eprintln!("command {command}: {:?}", body.get(..48));
+            }
             client.send(command, &body);
         }
         // Whatever else was answered, this is: or the stream has ended.

@@ -161,42 +161,35 @@ impl Shape {
         nb0 == self.block_bytes
     }
 
-    /// ggml's contiguity where the first `free` dimensions may have gaps between them and the next.
-    fn contiguous_after(&self, free: usize) -> bool {
+    /// No gaps, as ggml sees it: strides of dimensions of one do not matter.
+    pub(crate) fn contiguous(&self) -> bool {
         let [ne0, ..] = self.ne;
         if ne0 != self.block && !self.dense_rows() {
             return false;
         }
         let mut next = u128::from(self.block_bytes) * u128::from(ne0 / self.block);
-        for (dimension, (ne, nb)) in self.ne.iter().zip(&self.nb).enumerate().skip(1) {
-            if *ne == 1 {
-                continue;
+        for (ne, nb) in self.ne.iter().zip(&self.nb).skip(1).filter(|(ne, _)| **ne != 1) {
+            if u128::from(*nb) != next {
+                return false;
             }
-            if dimension > free {
-                if u128::from(*nb) != next {
-                    return false;
-                }
-                next *= u128::from(*ne);
-            } else {
-                next = u128::from(*ne) * u128::from(*nb);
-            }
+            next *= u128::from(*ne);
         }
         true
     }
 
-    /// No gaps at all.
-    pub(crate) fn contiguous(&self) -> bool {
-        self.contiguous_after(0)
+    /// All rows follow each other at one stride, the second. ggml's own contiguity leaves that stride open where
+    /// the second size is one, yet many kernels step through all rows by it.
+    pub(crate) fn even_rows(&self) -> bool {
+        let ([_, ne1, ne2, ne3], [_, nb1, nb2, nb3]) = (self.ne, self.nb);
+        let across = u128::from(nb1) * u128::from(ne1);
+        self.dense_rows()
+            && (ne2 <= 1 || u128::from(nb2) == across)
+            && (ne3 <= 1 || u128::from(nb3) == across * u128::from(ne2))
     }
 
-    /// Gaps only between rows.
-    pub(crate) fn contiguous_1(&self) -> bool {
-        self.contiguous_after(1)
-    }
-
-    /// No gaps, and the first stride is the element's size even where it does not matter to ggml.
+    /// No gaps, and strides that say so even where ggml does not look.
     pub(crate) fn packed(&self) -> bool {
-        self.contiguous() && self.dense_rows()
+        self.contiguous() && self.even_rows()
     }
 
     /// Strides do not fall, as results of matrix operations must have them.
@@ -264,11 +257,20 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn rows_are_even_only_at_one_stride() {
+        let shape = |ne, nb| Shape::of_kind(0, kind_of(0), ne, nb).unwrap();
+        assert!(shape([4, 1, 5, 2], [4, 16, 16, 80]).even_rows());
+        assert!(!shape([4, 1, 5, 1], [4, 4096, 16, 80]).even_rows());
+        assert!(!shape([4, 1, 1, 2], [4, 4096, 16, 16]).packed());
+        assert!(shape([4, 1, 1, 1], [4, 4096, 7, 7]).packed());
+    }
+
+    #[test]
     fn contiguity_ignores_strides_that_are_never_taken() {
         let odd = Shape::of_kind(0, kind_of(0), [4, 1, 2, 1], [4, 999, 16, 7]).unwrap();
         assert!(odd.contiguous());
         let rows = Shape::of_kind(0, kind_of(0), [4, 3, 2, 1], [4, 32, 96, 192]).unwrap();
-        assert!(!rows.contiguous() && rows.contiguous_1());
+        assert!(!rows.contiguous() && rows.even_rows());
     }
 
     proptest! {

@@ -190,6 +190,11 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // A worker that crashed has closed its socket before its end can be waited for.
+            std::thread::sleep(Duration::from_millis(500));
+            eprintln!("the worker's end: {:?}", self.child.try_wait());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

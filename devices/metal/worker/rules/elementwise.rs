@@ -88,12 +88,12 @@ pub(super) fn named_unary(node: &Node<'_>) -> Checked {
     node.hold(!name.is_empty(), "the unary operation exists")?;
     let pairs = if SAME_KIND_ONLY.contains(&name) { UNARY_KINDS.get(..2) } else { Some(&UNARY_KINDS[..]) };
     same(node, pairs.unwrap_or_default(), |shape| {
-        shape.dense_rows() && (name != "XIELU" || shape.contiguous_1())
+        shape.dense_rows() && (name != "XIELU" || shape.even_rows())
     })
 }
 
 pub(super) fn leaky_relu(node: &Node<'_>) -> Checked {
-    same(node, &[(F32, F32), (F16, F16)], |shape| shape.dense_rows() && shape.contiguous_1())
+    same(node, &[(F32, F32), (F16, F16)], |shape| shape.even_rows())
 }
 
 pub(super) fn scale(node: &Node<'_>) -> Checked {
@@ -102,7 +102,7 @@ pub(super) fn scale(node: &Node<'_>) -> Checked {
 
 pub(super) fn clamp(node: &Node<'_>) -> Checked {
     // The kernel steps through all rows by one stride.
-    same(node, &[(F32, F32), (F16, F16)], |shape| shape.dense_rows() && shape.contiguous_1())
+    same(node, &[(F32, F32), (F16, F16)], |shape| shape.even_rows())
 }
 
 pub(super) fn fill(node: &Node<'_>) -> Checked {
@@ -121,7 +121,7 @@ pub(super) fn gated(node: &Node<'_>) -> Checked {
     node.hold((0..=1).contains(&node.int(1)), "swapped is yes or no")?;
     let kinds: &[u32] = if gate == SWIGLU_OAI { &[F32] } else { &[F32, F16] };
     node.hold(a.is_any(kinds) && out.kind == a.kind, "types fit")?;
-    let fits = |shape: &Shape| shape.dense_rows() && shape.contiguous_1();
+    let fits = |shape: &Shape| shape.even_rows();
     node.hold(fits(a) && fits(out), "strides fit")?;
     let ([a0, a1, a2, a3], [o0, o1, o2, o3]) = (a.ne, out.ne);
     node.hold(a1 == o1 && a2 == o2 && a3 == o3, "rows are equal")?;

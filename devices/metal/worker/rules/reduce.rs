@@ -82,7 +82,7 @@ pub(super) fn top_k(node: &Node<'_>) -> Checked {
 
 /// The kernels that sort step through all rows by one stride.
 fn evenly_spaced(shape: &Shape) -> bool {
-    shape.dense_rows() && shape.contiguous_1()
+    shape.even_rows()
 }
 
 #[cfg(test)]
