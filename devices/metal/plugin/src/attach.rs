@@ -5,7 +5,7 @@
 use core::ptr::NonNull;
 
 use crate::endpoint::Endpoint;
-use crate::foreign::{self, AddServer, Backend, Ggml};
+use crate::foreign::{self, Backend, Client, Ggml};
 use crate::line::Line;
 
 /// Names the endpoint; the container's environment, or `lighter-env`, sets it.
@@ -17,12 +17,10 @@ pub(crate) fn attach() -> Result<NonNull<Backend>, Line> {
         return Err(Line::message(&[b"this program's ggml cannot be found, so it does not see the device"]));
     };
     let own = ggml.backend(c"RPC");
-    if let Some(own) = own
-        && foreign::is_llama()
-    {
-        // It connects by itself. Its own backend, which is registered already, is the one answer to ggml that
-        // changes nothing and prints no warning.
-        return Ok(own);
+    if foreign::is_llama() {
+        // It connects by itself, given a client. Its own, which is registered already, is the one answer to ggml
+        // that changes nothing and prints no warning.
+        return own.map_or_else(|| client_for_llama(&ggml), Ok);
     }
     let Some(text) = foreign::variable(VARIABLE) else {
         return Err(Line::message(&[
@@ -40,7 +38,7 @@ pub(crate) fn attach() -> Result<NonNull<Backend>, Line> {
                 b" has an RPC client of another kind, so this program does not see the device",
             ])
         })?,
-        None => client_beside(&ggml)?,
+        None => client_beside(&ggml)?.add_server,
     };
     // The client ends the whole program when a server closes the connection at once, as the gate does.
     if !foreign::answers(endpoint) {
@@ -59,8 +57,19 @@ pub(crate) fn attach() -> Result<NonNull<Backend>, Line> {
     })
 }
 
+/// A client without a server, which llama.cpp gets from its option or variable.
+fn client_for_llama(ggml: &Ggml) -> Result<NonNull<Backend>, Line> {
+    let client = client_beside(ggml)
+        .and_then(|client| client.backend().ok_or_else(|| Line::message(&[b"ggml's RPC client is empty"])));
+    if client.is_err() {
+        // Without a client it takes the variable for an error and ends.
+        foreign::remove_variable(c"LLAMA_ARG_RPC");
+    }
+    client
+}
+
 /// The RPC client beside this plug-in that belongs to the program's ggml.
-fn client_beside(ggml: &Ggml) -> Result<AddServer, Line> {
+fn client_beside(ggml: &Ggml) -> Result<Client, Line> {
     let version = ggml.version().to_bytes();
     let not_seen = b", so this program does not see the device";
     let path = Line::of(&[foreign::own_folder(), b"/libggml-rpc-", version, b".so"]);
@@ -77,7 +86,7 @@ fn client_beside(ggml: &Ggml) -> Result<AddServer, Line> {
             not_seen,
         ]));
     }
-    foreign::load_client(c_path).map_err(|reason| {
+    Client::load(c_path).map_err(|reason| {
         Line::message(&[b"ggml's RPC client does not fit this image (", reason.to_bytes(), b")", not_seen])
     })
 }

@@ -18,6 +18,7 @@ pub(crate) type AddServer = unsafe extern "C" fn(*const c_char) -> *mut Backend;
 
 type RegByName = unsafe extern "C" fn(*const c_char) -> *mut Backend;
 type GetProcAddress = unsafe extern "C" fn(*mut Backend, *const c_char) -> *mut c_void;
+type RpcReg = unsafe extern "C" fn() -> *mut Backend;
 type Version = unsafe extern "C" fn() -> *const c_char;
 
 const RTLD_NOW: c_int = 2;
@@ -62,6 +63,7 @@ unsafe extern "C" {
     fn dlerror() -> *const c_char;
     fn dladdr(address: *const c_void, found: *mut Found) -> c_int;
     fn getenv(name: *const c_char) -> *const c_char;
+    fn unsetenv(name: *const c_char) -> c_int;
     fn access(path: *const c_char, mode: c_int) -> c_int;
     fn write(descriptor: c_int, bytes: *const c_void, length: usize) -> c_long;
     fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
@@ -135,19 +137,41 @@ pub(crate) fn is_llama() -> bool {
     find(c"llama_supports_rpc", c"libllama.so.0").is_some()
 }
 
-/// Loads ggml's RPC client from a file, for the rest of the program's life.
-pub(crate) fn load_client(path: &CStr) -> Result<AddServer, &'static CStr> {
-    // SAFETY: runs the initialisers of a library that lighter put beside this one, built from ggml.
-    let library = unsafe { dlopen(path.as_ptr(), RTLD_NOW | RTLD_NODELETE) };
-    // SAFETY: the loader's last message; it stays until the next call into the loader, and none follows.
-    let reason = || unsafe { text(dlerror()) }.unwrap_or(c"the loader does not say why");
-    let library = NonNull::new(library).ok_or_else(reason)?;
-    // SAFETY: an open library, and a string that ends in a zero byte.
-    let function = unsafe { dlsym(library.as_ptr(), c"ggml_backend_rpc_add_server".as_ptr()) };
-    // SAFETY: ggml's public header gives the function this signature.
-    NonNull::new(function)
-        .map(|function| unsafe { transmute::<*mut c_void, AddServer>(function.as_ptr()) })
-        .ok_or_else(reason)
+/// An RPC client of ggml that is loaded and not yet registered.
+pub(crate) struct Client {
+    reg: RpcReg,
+    /// How it is told of a server.
+    pub(crate) add_server: AddServer,
+}
+
+impl Client {
+    /// Loads it from a file, for the rest of the program's life.
+    pub(crate) fn load(path: &CStr) -> Result<Self, &'static CStr> {
+        // SAFETY: runs the initialisers of a library that lighter put beside this one, built from ggml.
+        let library = unsafe { dlopen(path.as_ptr(), RTLD_NOW | RTLD_NODELETE) };
+        // SAFETY: the loader's last message; it stays until the next call into the loader, and none follows.
+        let reason = || unsafe { text(dlerror()) }.unwrap_or(c"the loader does not say why");
+        let library = NonNull::new(library).ok_or_else(reason)?;
+        let function = |name: &CStr| {
+            // SAFETY: an open library, and a string that ends in a zero byte.
+            NonNull::new(unsafe { dlsym(library.as_ptr(), name.as_ptr()) }).ok_or_else(reason)
+        };
+        let (reg, add_server) =
+            (function(c"ggml_backend_rpc_reg")?, function(c"ggml_backend_rpc_add_server")?);
+        // SAFETY: ggml's public header gives the functions these signatures.
+        unsafe {
+            Ok(Self {
+                reg: transmute::<*mut c_void, RpcReg>(reg.as_ptr()),
+                add_server: transmute::<*mut c_void, AddServer>(add_server.as_ptr()),
+            })
+        }
+    }
+
+    /// The backend that has no device until a program adds a server.
+    pub(crate) fn backend(&self) -> Option<NonNull<Backend>> {
+        // SAFETY: takes nothing and gives a constant of the library.
+        NonNull::new(unsafe { (self.reg)() })
+    }
 }
 
 /// Tells ggml's RPC client of a server; `None` when it cannot use it.
@@ -175,6 +199,13 @@ pub(crate) fn variable(name: &CStr) -> Option<&'static CStr> {
     unsafe { text(getenv(name.as_ptr())) }.filter(|value| !value.is_empty())
 }
 
+/// Takes a variable out of the environment.
+pub(crate) fn remove_variable(name: &CStr) {
+    // SAFETY: a string that ends in a zero byte. A program loads its backends before it has threads that could read
+    // the environment meanwhile.
+    unsafe { unsetenv(name.as_ptr()) };
+}
+
 /// Whether a file is there.
 pub(crate) fn exists(path: &CStr) -> bool {
     // SAFETY: a string that ends in a zero byte.
@@ -189,7 +220,8 @@ pub(crate) fn answers(endpoint: Endpoint) -> bool {
         address: endpoint.address,
         zero: [0; 8],
     };
-    let mut answer = [0_u8; 8];
+    let mut length = [0_u8; 8];
+    let mut body = [0_u8; 64];
     // SAFETY: an IPv4 socket with an IPv4 address of that length; the buffers are as long as said and live through
     // the calls; the descriptor is closed once.
     unsafe {
@@ -197,10 +229,18 @@ pub(crate) fn answers(endpoint: Endpoint) -> bool {
         if descriptor < 0 {
             return false;
         }
+        let take = |bytes: &mut [u8]| {
+            let got = recv(descriptor, bytes.as_mut_ptr().cast(), bytes.len(), MSG_WAITALL);
+            usize::try_from(got).is_ok_and(|got| got == bytes.len())
+        };
         let has_answered = connect(descriptor, (&raw const to).cast(), ADDRESS_BYTES) == 0
-            && send(descriptor, HELLO.as_ptr().cast(), HELLO.len(), MSG_NOSIGNAL) == HELLO.len() as c_long
-            && recv(descriptor, answer.as_mut_ptr().cast(), answer.len(), MSG_WAITALL)
-                == answer.len() as c_long;
+            && usize::try_from(send(descriptor, HELLO.as_ptr().cast(), HELLO.len(), MSG_NOSIGNAL)) == Ok(HELLO.len())
+            && take(&mut length)
+            // To the end of the answer: a connection that is closed before is an error to the server.
+            && usize::try_from(u64::from_le_bytes(length))
+                .ok()
+                .and_then(|length| body.get_mut(..length))
+                .is_some_and(take);
         close(descriptor);
         has_answered
     }

@@ -3,11 +3,11 @@
 //!
 //! The container's `GGML_BACKEND_PATH` names it; ggml loads it after its own plug-ins and calls
 //! [`ggml_backend_init`]. It has no backend in it: it loads the `libggml-rpc-VERSION.so` beside itself whose
-//! version is that of the program's ggml, and hands on what that says about the device's endpoint.
+//! version is that of the program's ggml, and hands on the backend that it makes of the device's endpoint.
 //!
 //! Without the device's endpoint, or without a library that fits, it says why in one line on standard error and
-//! adds nothing: the program computes as it would without the device. A llama.cpp with an RPC client connects by
-//! itself (`LLAMA_ARG_RPC`), so nothing is added to it either, in silence.
+//! adds nothing: the program computes as it would without the device. A llama.cpp connects by itself
+//! (`LLAMA_ARG_RPC`), so one with a client of its own is left alone, in silence, and one without gets the client only.
 //!
 //! Built with `panic = "abort"` it is free of the standard library, of allocation, and of every link to a C
 //! library (see `build.rs`).
