@@ -219,6 +219,7 @@ fn holds(directory: &str, wanted: &str) -> io::Result<bool> {
 mod tests {
     use std::fs::File;
     use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::sync::Mutex;
 
     use super::*;
     use crate::endpoints::Spaces;
@@ -235,8 +236,12 @@ mod tests {
         address
     }
 
+    /// A child between fork and exec holds every socket of this process, so sockets and children take turns.
+    static FORKS: Mutex<()> = Mutex::new(());
+
     #[test]
     fn the_own_process_is_found_and_one_that_closed_is_gone() {
+        let _no_fork = lock(&FORKS);
         let space = own_space();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let local = v4(listener.local_addr().unwrap());
@@ -254,6 +259,7 @@ mod tests {
     #[test]
     fn a_child_that_inherited_the_socket_is_a_holder_too() {
         use std::process::{Command, Stdio};
+        let _own_fork = lock(&FORKS);
         let space = own_space();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let local = v4(listener.local_addr().unwrap());
