@@ -57,15 +57,11 @@ pub(crate) fn attach() -> Result<NonNull<Backend>, Line> {
     })
 }
 
-/// A client without a server, which llama.cpp gets from its option or variable.
+/// A client without a server, which llama.cpp gets from its option or variable. Without one it takes the variable
+/// for an error and ends, below the line that says why.
 fn client_for_llama(ggml: &Ggml) -> Result<NonNull<Backend>, Line> {
-    let client = client_beside(ggml)
-        .and_then(|client| client.backend().ok_or_else(|| Line::message(&[b"ggml's RPC client is empty"])));
-    if client.is_err() {
-        // Without a client it takes the variable for an error and ends.
-        foreign::remove_variable(c"LLAMA_ARG_RPC");
-    }
-    client
+    let client = client_beside(ggml)?;
+    client.backend().ok_or_else(|| Line::message(&[b"ggml's RPC client is empty"]))
 }
 
 /// The RPC client beside this plug-in that belongs to the program's ggml.

@@ -63,7 +63,6 @@ unsafe extern "C" {
     fn dlerror() -> *const c_char;
     fn dladdr(address: *const c_void, found: *mut Found) -> c_int;
     fn getenv(name: *const c_char) -> *const c_char;
-    fn unsetenv(name: *const c_char) -> c_int;
     fn access(path: *const c_char, mode: c_int) -> c_int;
     fn write(descriptor: c_int, bytes: *const c_void, length: usize) -> c_long;
     fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
@@ -197,13 +196,6 @@ pub(crate) fn own_folder() -> &'static [u8] {
 pub(crate) fn variable(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: the value is read before ggml goes on; nothing in this library changes the environment.
     unsafe { text(getenv(name.as_ptr())) }.filter(|value| !value.is_empty())
-}
-
-/// Takes a variable out of the environment.
-pub(crate) fn remove_variable(name: &CStr) {
-    // SAFETY: a string that ends in a zero byte. A program loads its backends before it has threads that could read
-    // the environment meanwhile.
-    unsafe { unsetenv(name.as_ptr()) };
 }
 
 /// Whether a file is there.
