@@ -4,7 +4,9 @@
 use crate::support::{DEVICE, Daemon, Engine, LLAMA_IMAGE, engine_root, model, run, stdout_of, text_of};
 
 const MODEL: &str = "/models/model.gguf";
-const PROMPT: &str = "The capital of France is";
+/// What follows is so certain that a GPU's order of sums does not change it; free text parts after some words. It is
+/// short because a software driver is slow, and slower still to compile what a longer prompt needs.
+const PROMPT: &str = "1 2 3 4";
 
 fn daemon(engine: &Engine) -> Daemon {
     let settings = format!(
@@ -23,7 +25,7 @@ fn completion() -> [&'static str; 16] {
         "--temp",
         "0",
         "-n",
-        "12",
+        "8",
         "-c",
         "256",
         "-t",
@@ -73,6 +75,7 @@ fn text_through_vulkan_is_that_of_the_processor() {
     let status = daemon.status();
     run(engine.docker(["rm", "-f", id]));
     assert!(output.status.success(), "{}", text_of(&output));
+    assert!(native.contains(" 5 6 7"), "{native}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), native);
     let usage = &status["grants"][0]["usage"];
     assert!(usage["engine_us"].as_u64() > Some(0) && usage["errors"].as_u64() == Some(0), "{status}");
