@@ -4,8 +4,7 @@
 use crate::support::{DEVICE, Daemon, Engine, LLAMA_IMAGE, engine_root, model, run, stdout_of, text_of};
 
 const MODEL: &str = "/models/model.gguf";
-/// What follows is so certain that a GPU's order of sums does not change it; free text parts after some words. It is
-/// short because a software driver is slow, and slower still to compile what a longer prompt needs.
+/// What follows is so certain that a GPU's order of sums does not change it; free text parts after some words.
 const PROMPT: &str = "1 2 3 4";
 
 fn daemon(engine: &Engine) -> Daemon {
@@ -16,7 +15,8 @@ fn daemon(engine: &Engine) -> Daemon {
     Daemon::with(engine, &settings)
 }
 
-fn completion() -> [&'static str; 16] {
+/// One token at a time: a software driver takes half a minute to compile what several at once need.
+fn completion() -> [&'static str; 20] {
     [
         "llama-completion",
         "-m",
@@ -29,6 +29,10 @@ fn completion() -> [&'static str; 16] {
         "-c",
         "256",
         "-t",
+        "1",
+        "-b",
+        "1",
+        "-ub",
         "1",
         "--no-warmup",
         "--simple-io",
