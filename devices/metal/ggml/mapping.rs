@@ -51,11 +51,16 @@ pub struct Mapping {
     /// The file behind it while it may not be written.
     shared: Cell<bool>,
     file: Option<OwnedFd>,
+    /// Whether private pages may be huge where they are filled in bulk.
+    huge_pages: bool,
 }
 
 fn system(bytes: usize) -> impl Fn(rustix::io::Errno) -> MappingError {
     move |errno| MappingError::System { bytes: bytes as u64, source: errno.into() }
 }
+
+/// Regions of at least this size are filled in bulk: weights are, a token's inputs are not.
+const BULK_BYTES: usize = 64 << 10;
 
 /// Reserves addresses for `len` bytes, aligned to a huge page where that can help.
 fn reserve(len: usize) -> Result<NonNull<c_void>, MappingError> {
@@ -97,15 +102,12 @@ impl Mapping {
     pub fn private(bytes: u64, huge_pages: bool) -> Result<Self, MappingError> {
         let len = page_sized(bytes)?;
         let start = reserve(len)?;
-        let mapping = Self { start, len, shared: Cell::new(false), file: None };
+        let mapping = Self { start, len, shared: Cell::new(false), file: None, huge_pages };
         // SAFETY: the range is this mapping's own.
         unsafe {
             mprotect(start.as_ptr(), len, rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE)
         }
         .map_err(system(len))?;
-        if huge_pages && len >= HUGE_BYTES {
-            mapping.advise(Advice::LinuxHugepage);
-        }
         Ok(mapping)
     }
 
@@ -121,10 +123,10 @@ impl Mapping {
             return Err(MappingError::Short { have, bytes });
         }
         let start = reserve(len)?;
-        let mapping = Self { start, len, shared: Cell::new(true), file: Some(file) };
+        let mapping = Self { start, len, shared: Cell::new(true), file: Some(file), huge_pages: false };
         mapping.map_file(ProtFlags::READ, MapFlags::SHARED)?;
         if huge_pages && len >= HUGE_BYTES {
-            mapping.advise(Advice::LinuxHugepage);
+            mapping.advise(0, len, Advice::LinuxHugepage);
         }
         Ok(mapping)
     }
@@ -167,10 +169,25 @@ impl Mapping {
         self.shared.get()
     }
 
-    fn advise(&self, advice: Advice) {
+    /// Says that a region is about to be filled: huge pages may lie below all of it. Not said of a whole buffer
+    /// from its start: in the one for intermediate results, far larger than what is touched, every touch would
+    /// take a huge page.
+    pub(super) fn expect_bulk(&self, offset: usize, bytes: usize) {
+        if !self.huge_pages || self.len < HUGE_BYTES || bytes < BULK_BYTES {
+            return;
+        }
+        let from = offset & !(HUGE_BYTES - 1);
+        let to = offset.saturating_add(bytes).div_ceil(HUGE_BYTES).saturating_mul(HUGE_BYTES).min(self.len);
+        if from < to {
+            self.advise(from, to - from, Advice::LinuxHugepage);
+        }
+    }
+
+    /// `offset` and `len` lie within the mapping, at pages' ends.
+    fn advise(&self, offset: usize, len: usize, advice: Advice) {
         // Advice only: a kernel without huge pages says no, and nothing depends on a yes.
-        // SAFETY: the range is this mapping's own, and this advice does not change its content.
-        let _ = unsafe { madvise(self.start.as_ptr(), self.len, advice) };
+        // SAFETY: the range is within this mapping's own, and this advice does not change its content.
+        let _ = unsafe { madvise(self.start.as_ptr().byte_add(offset), len, advice) };
     }
 
     /// Gives the pages of a private mapping back, so that it reads as zeros again.
@@ -229,6 +246,38 @@ mod tests {
         assert!(Mapping::private(0, true).is_err());
         assert!(Mapping::private(u64::MAX, true).is_err());
         assert!(Mapping::private(1 << 62, true).is_err());
+    }
+
+    /// Whether the kernel was told that huge pages may lie below an address.
+    fn may_be_huge(address: usize) -> bool {
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut within = false;
+        for line in text.lines() {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let ends =
+                range.map(|(from, to)| (usize::from_str_radix(from, 16), usize::from_str_radix(to, 16)));
+            if let Some((Ok(from), Ok(to))) = ends {
+                within = (from..to).contains(&address);
+            } else if within && line.starts_with("VmFlags:") {
+                return line.split(' ').any(|flag| flag == "hg");
+            }
+        }
+        panic!("{address:#x} is not mapped")
+    }
+
+    #[test]
+    fn only_what_is_filled_in_bulk_may_be_huge() {
+        let mapping = Mapping::private(16 << 20, true).unwrap();
+        let at = |offset: usize| may_be_huge(mapping.start().addr() + offset);
+        mapping.expect_bulk(1 << 20, BULK_BYTES - 1);
+        assert!(!at(1 << 20), "a token's inputs");
+        mapping.expect_bulk((5 << 20) + 7, BULK_BYTES);
+        assert_eq!([at(3 << 20), at(4 << 20), at((6 << 20) - 1), at(6 << 20)], [false, true, true, false]);
+        mapping.expect_bulk(0, 16 << 20);
+        assert!(at(0) && at((16 << 20) - 1));
+        let small_pages = Mapping::private(16 << 20, false).unwrap();
+        small_pages.expect_bulk(0, 16 << 20);
+        assert!(!may_be_huge(small_pages.start().addr()));
     }
 
     #[test]

@@ -221,6 +221,7 @@ impl Memory {
         }
         let (start, len) = (self.within(offset, bytes)?, usize::try_from(bytes).unwrap_or(0));
         let _held = self.access.try_borrow_mut().map_err(|_| MemoryError::Busy)?;
+        mapping.expect_bulk(start, len);
         // SAFETY: within the mapping, which is writable when not shared; the access that is held makes this the
         // only slice.
         Ok(change(unsafe { std::slice::from_raw_parts_mut(mapping.start().add(start), len) }))
@@ -286,6 +287,8 @@ impl Memory {
             if offset == 0 && bytes == self.len && value == 0 && !mapping.is_shared() {
                 let _held = self.access.try_borrow_mut().map_err(|_| MemoryError::Busy)?;
                 mapping.forget_pages();
+                // Caches are cleared, and then used whole.
+                mapping.expect_bulk(0, usize::try_from(bytes).unwrap_or(0));
                 return Ok(());
             }
             return self.write(offset, bytes, |to| to.fill(value));
