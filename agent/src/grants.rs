@@ -21,7 +21,7 @@ use crate::lock;
 use crate::ns::NsId;
 use crate::poller::Token;
 use crate::proc;
-use crate::state::SavedRecord;
+use crate::state::{SavedRecord, State, StateError};
 use crate::streams::Waiting;
 
 /// A container's init process, and by what its container's processes are known.
@@ -178,7 +178,19 @@ impl Grant {
         }
     }
 
-    pub(crate) fn saved_record(&self) -> SavedRecord {
+    /// Writes down how the grant stands, for the next daemon.
+    pub(crate) fn save(&self, state: &State) -> Result<(), StateError> {
+        state.save(&state.describe(
+            &self.id,
+            &self.container,
+            &self.device,
+            self.caller_uid,
+            &self.init,
+            self.saved_record(),
+        ))
+    }
+
+    fn saved_record(&self) -> SavedRecord {
         match &lock(&self.changing).record {
             RecordState::Confirmed { project } => SavedRecord::Confirmed { project: project.clone() },
             RecordState::Trusted => SavedRecord::Trusted,

@@ -314,15 +314,7 @@ fn by_hook(space: &Space, hook: &OwnedFd, missing: &[Endpoint]) -> Result<(Owned
 
 /// Puts a grant into force: on disk, in the table, with its end watched.
 fn enter(shared: &Arc<Shared>, grant: &Arc<Grant>) -> Result<(), Refused> {
-    let saved = shared.state.describe(
-        &grant.id,
-        &grant.container,
-        &grant.device,
-        grant.caller_uid,
-        &grant.init,
-        grant.saved_record(),
-    );
-    shared.state.save(&saved).map_err(|error| {
+    grant.save(&shared.state).map_err(|error| {
         let source =
             std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
         refused(format!("{error}{source}"), "make room there, then start the container again")

@@ -196,15 +196,7 @@ fn save_confirmed(shared: &Shared, grant: &Grant) {
     if *ended {
         return;
     }
-    let saved = shared.state.describe(
-        &grant.id,
-        &grant.container,
-        &grant.device,
-        grant.caller_uid,
-        &grant.init,
-        grant.saved_record(),
-    );
-    if let Err(error) = shared.state.save(&saved) {
+    if let Err(error) = grant.save(&shared.state) {
         tracing::warn!(grant = %grant.id, %error, "the engine's confirmation is not written down");
     }
 }
