@@ -4,7 +4,8 @@
 use std::process::Command;
 
 use crate::support::{
-    BASE_IMAGE, DEVICE, Daemon, Engine, HELLO, LLAMA_IMAGE, eventually, run, stdout_of, text_of, tiny_model,
+    BASE_IMAGE, DEVICE, Daemon, Engine, HELLO, LLAMA_IMAGE, children, eventually, run, stdout_of, text_of,
+    tiny_model,
 };
 
 const MODEL: &str = "/tiny.gguf";
@@ -34,10 +35,7 @@ fn bench(engine: &Engine, tokens: &str, options: &[&str]) -> &'static mut Comman
 /// The workers of the service, by pid.
 fn workers(daemon: &Daemon) -> Vec<u32> {
     let service = daemon.status()["services"]["metal"]["pid"].as_u64().unwrap();
-    let tasks = std::fs::read_dir(format!("/proc/{service}/task")).unwrap();
-    let children =
-        tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
-    children.collect::<String>().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    children(u32::try_from(service).unwrap())
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::support::{BASE_IMAGE, DEVICE, Daemon, Engine, HELLO, eventually, run, stdout_of};
+use crate::support::{BASE_IMAGE, DEVICE, Daemon, Engine, HELLO, children, eventually, run, stdout_of};
 
 fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
@@ -11,15 +11,6 @@ fn descriptors(pid: u32) -> usize {
 
 fn files_below(dir: &Path) -> usize {
     std::fs::read_dir(dir).unwrap().count()
-}
-
-fn children(pid: u32) -> usize {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    tasks
-        .map(|task| {
-            std::fs::read_to_string(task.unwrap().path().join("children")).unwrap().split_whitespace().count()
-        })
-        .sum()
 }
 
 #[test]
@@ -97,7 +88,7 @@ fn one_after_another(count: usize) {
     let service = u32::try_from(daemon.status()["services"]["metal"]["pid"].as_u64().unwrap()).unwrap();
     let settle = || {
         eventually("every grant has ended", || (daemon.grants() == 0).then_some(()));
-        eventually("every worker has ended", || (children(service) == 0).then_some(()));
+        eventually("every worker has ended", || children(service).is_empty().then_some(()));
         (descriptors(daemon.pid()), descriptors(service), files_below(&daemon.dir.path().join("state")))
     };
     let before = settle();

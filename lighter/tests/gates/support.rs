@@ -89,6 +89,15 @@ pub(crate) fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
+/// A process's children, by pid.
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    // A thread that ends meanwhile has left its children to another.
+    let lists =
+        tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
+    lists.collect::<String>().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
 /// Waits until `test` gives something, and fails with `what` if it never does.
 pub(crate) fn eventually<T>(what: &str, mut test: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(30);
