@@ -5,6 +5,7 @@
 //! device's edits make of the result, lays out the client folder, and starts the service as a child process
 //! that calls [`Device::serve`].
 
+pub mod ane;
 pub mod client;
 pub mod host;
 pub mod metal;
