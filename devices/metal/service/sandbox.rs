@@ -7,6 +7,10 @@
 //! - seccomp: no new sockets at all, no debugging, no namespaces, no mounts, no io_uring;
 //! - no core dumps, and for engines on the processor a limit of memory behind its own account.
 //!
+//! Where NVIDIA's device nodes are given out, its driver needs two exceptions or it does not start: it writes the names of
+//! its threads below /proc (what else may be written there belongs to other users), and it listens on an abstract unix
+//! socket. Connecting stays refused, and so do sockets of every other family.
+//!
 //! Prepared here, in the service; put on by [`super::spawn`] between fork and exec, so that a worker that does
 //! not cooperate has it on as well. What the kernel cannot do is left out, and said in the log at the service's start.
 
@@ -21,9 +25,10 @@ use landlock::{
     RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
 use rustix::process::{Gid, Resource, Rlimit, Uid};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
-
-use super::super::locate::EngineFiles;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch,
+};
 
 /// Users of workers: outside of what distributions, systemd and container engines hand out.
 const FIRST_UID: u32 = 1_879_048_192;
@@ -80,10 +85,10 @@ pub(super) fn can_change_users() -> bool {
     rustix::process::geteuid().is_root() && covers("/proc/self/uid_map") && covers("/proc/self/gid_map")
 }
 
-/// Restrictions for a worker of `program` with the engine in `files`.
+/// Restrictions for a worker of `program` with the engine in `folders`.
 pub(super) fn prepare(
     program: &File,
-    files: &EngineFiles,
+    folders: &[PathBuf],
     on_processor: bool,
     max_bytes: u64,
 ) -> Result<Sandbox, SandboxError> {
@@ -97,8 +102,8 @@ pub(super) fn prepare(
     }
     Ok(Sandbox {
         user: can_change_users().then(|| next_user(nodes.as_deref().unwrap_or_default())),
-        landlock: landlock_rules(program, files, nodes.as_deref())?,
-        seccomp: filter()?,
+        landlock: landlock_rules(program, folders, nodes.as_deref())?,
+        seccomp: filter(nodes.as_deref().is_some_and(has_nvidia))?,
         limits,
     })
 }
@@ -117,6 +122,11 @@ fn next_user(nodes: &[PathBuf]) -> User {
         gid: Gid::from_raw(id),
         groups: groups.into_iter().map(Gid::from_raw).collect(),
     }
+}
+
+/// Whether NVIDIA's driver is among those that a worker gets.
+fn has_nvidia(nodes: &[PathBuf]) -> bool {
+    nodes.iter().any(|node| node.starts_with("/dev") && node.to_string_lossy().contains("nvidia"))
 }
 
 /// Device nodes of GPUs.
@@ -138,7 +148,7 @@ fn device_nodes() -> Vec<PathBuf> {
 
 fn landlock_rules(
     program: &File,
-    files: &EngineFiles,
+    folders: &[PathBuf],
     nodes: Option<&[PathBuf]>,
 ) -> Result<RulesetCreated, SandboxError> {
     let all = AccessFs::from_all(LANDLOCK);
@@ -155,12 +165,17 @@ fn landlock_rules(
     let processor = ["/sys/devices/system", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm"];
     let gpu = ["/sys", "/proc"];
     let system: &[&str] = if nodes.is_none() { &processor } else { &gpu };
-    for folder in files.folders.iter().cloned().chain(system.iter().map(PathBuf::from)) {
+    for folder in folders.iter().cloned().chain(system.iter().map(PathBuf::from)) {
         // A folder that is not there needs no rule.
         if let Ok(folder) = PathFd::new(folder) {
             let access = if is_folder(&folder) { read } else { AccessFs::ReadFile.into() };
             rules = rules.add_rule(PathBeneath::new(folder, access))?;
         }
+    }
+    if nodes.is_some_and(has_nvidia)
+        && let Ok(folder) = PathFd::new("/proc")
+    {
+        rules = rules.add_rule(PathBeneath::new(folder, read | AccessFs::WriteFile | AccessFs::Truncate))?;
     }
     let plain = ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"].map(PathBuf::from);
     for node in plain.iter().chain(nodes.unwrap_or_default()) {
@@ -215,10 +230,19 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_open_by_handle_at,
 ];
 
-fn filter() -> Result<BpfProgram, SandboxError> {
+/// What NVIDIA's driver needs of the above: a listening socket of the host's own processes.
+const NVIDIA: &[libc::c_long] = &[libc::SYS_bind, libc::SYS_listen];
+
+fn filter(nvidia: bool) -> Result<BpfProgram, SandboxError> {
     let architecture: TargetArch =
         std::env::consts::ARCH.try_into().map_err(|_| SandboxError::Architecture)?;
-    let rules: BTreeMap<i64, _> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
+    let mut rules: BTreeMap<i64, _> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
+    if nvidia {
+        rules.retain(|call, _| !NVIDIA.contains(call));
+        let family = u64::from(libc::AF_UNIX.unsigned_abs());
+        let other = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, family)?;
+        rules.insert(libc::SYS_socket, vec![SeccompRule::new(vec![other])?]);
+    }
     let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     Ok(SeccompFilter::new(rules, SeccompAction::Allow, refuse, architecture)?.try_into()?)
 }
@@ -237,4 +261,66 @@ fn landlock_is_there() -> bool {
         .handle_access(AccessFs::from_all(ABI::V1))
         .and_then(Ruleset::create)
         .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, connect, listen, socket};
+
+    use super::*;
+
+    /// Runs `what` in a thread of its own: both kinds of restriction hold for the thread that puts them on.
+    fn in_thread<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+        std::thread::spawn(what).join().expect("the thread panicked")
+    }
+
+    fn abstract_name(what: &str) -> SocketAddrUnix {
+        SocketAddrUnix::new_abstract_name(format!("lighter-{what}-{}", std::process::id()).as_bytes())
+            .unwrap()
+    }
+
+    #[test]
+    fn a_worker_makes_no_socket() {
+        in_thread(|| {
+            seccompiler::apply_filter(&filter(false).unwrap()).unwrap();
+            for family in [AddressFamily::UNIX, AddressFamily::INET, AddressFamily::NETLINK] {
+                assert_eq!(socket(family, SocketType::DGRAM, None).unwrap_err(), Errno::PERM, "{family:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn nvidias_driver_listens_on_the_host_and_connects_nowhere() {
+        in_thread(|| {
+            seccompiler::apply_filter(&filter(true).unwrap()).unwrap();
+            let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            bind(&listener, &abstract_name("listens")).unwrap();
+            listen(&listener, 1).unwrap();
+            let client = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            assert_eq!(connect(&client, &abstract_name("listens")).unwrap_err(), Errno::PERM);
+            for family in [AddressFamily::INET, AddressFamily::INET6, AddressFamily::NETLINK] {
+                assert_eq!(socket(family, SocketType::DGRAM, None).unwrap_err(), Errno::PERM, "{family:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn only_nvidias_driver_names_its_threads() {
+        if !landlock_is_there() {
+            eprintln!("SKIPPED: this kernel has no Landlock");
+            return;
+        }
+        let name_thread = |nodes: &'static [&'static str]| {
+            in_thread(move || {
+                let nodes: Vec<_> = nodes.iter().map(PathBuf::from).collect();
+                let program = File::open("/proc/self/exe").unwrap();
+                landlock_rules(&program, &[], Some(&nodes)).unwrap().restrict_self().unwrap();
+                assert!(std::fs::read("/etc/hostname").is_err(), "the rules are not on");
+                std::fs::write("/proc/thread-self/comm", "named").map_err(|error| error.kind())
+            })
+        };
+        assert_eq!(name_thread(&["/dev/nvidiactl"]), Ok(()));
+        assert_eq!(name_thread(&["/dev/dri/renderD128"]), Err(std::io::ErrorKind::PermissionDenied));
+    }
 }

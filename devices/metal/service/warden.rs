@@ -203,7 +203,7 @@ impl Warden {
         let max_bytes = max_bytes(shared.config.max_bytes_per_container, engine);
         let on_processor = engine.name.starts_with("CPU");
         let sandbox = if shared.config.sandbox {
-            let prepared = sandbox::prepare(shared.program.file(), files, on_processor, max_bytes);
+            let prepared = sandbox::prepare(shared.program.file(), &files.folders, on_processor, max_bytes);
             Some(prepared.map_err(|error| format!("its worker cannot be restricted: {error}"))?)
         } else {
             None
