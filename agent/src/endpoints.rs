@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Network namespaces in which containers with grants live, and the listeners that are open there.
+//! Network namespaces in which containers with grants live, and the listeners that are open there: loopback endpoints.
+//! Unix endpoints are in `sockets.rs`.
 //!
 //! A listener belongs to its namespace: it is opened once, serves every grant there (two devices of one container, the
 //! containers of a pod, all containers with host networking), and closes with the last of them. Whoever needs a namespace
@@ -30,7 +31,7 @@ pub(crate) struct Space {
     /// Asks about the peers here; made with the first listener.
     pub(crate) sock_diag: Mutex<Option<SockDiag>>,
     pub(crate) seen: Mutex<Seen>,
-    listeners: Mutex<BTreeMap<Endpoint, Listening>>,
+    listeners: Mutex<BTreeMap<u16, Listening>>,
 }
 
 #[derive(Debug)]
@@ -43,8 +44,8 @@ struct Listening {
 /// A listener or `sock_diag` socket that is not what it was asked to be.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotAsAsked {
-    #[error("the socket for {endpoint} is no listener there in the container's network namespace")]
-    Listener { endpoint: Endpoint },
+    #[error("the socket for {} is no listener there in the container's network namespace", Endpoint::Loopback(*port))]
+    Listener { port: u16 },
     #[error("the sock_diag socket belongs to another network namespace")]
     SockDiag,
     #[error("the hook sent {got} descriptors where {wanted} were asked for")]
@@ -96,16 +97,18 @@ impl Space {
         lock(&self.opening)
     }
 
-    /// Counts a grant as a user of those endpoints that are open, and tells which are not.
-    pub(crate) fn reserve(&self, endpoints: &[Endpoint], grant: &GrantId) -> Vec<Endpoint> {
+    /// Counts a grant as a user of those of its ports that are open, and tells which are not.
+    pub(crate) fn reserve(&self, endpoints: &[Endpoint], grant: &GrantId) -> Vec<u16> {
         let mut listeners = lock(&self.listeners);
         let mut missing = Vec::new();
         for endpoint in endpoints {
-            match listeners.get_mut(endpoint) {
+            // The socket of a unix endpoint is the host's, not a namespace's.
+            let Endpoint::Loopback(port) = endpoint else { continue };
+            match listeners.get_mut(port) {
                 Some(listening) => {
                     listening.users.insert(grant.clone());
                 }
-                None => missing.push(*endpoint),
+                None => missing.push(*port),
             }
         }
         missing
@@ -114,24 +117,23 @@ impl Space {
     /// Takes sockets that a hook opened, after a look at what they are; `sock_diag` comes first.
     pub(crate) fn check(
         &self,
-        endpoints: &[Endpoint],
+        ports: &[u16],
         mut sockets: Vec<OwnedFd>,
     ) -> Result<(OwnedFd, Vec<OwnedFd>), NotAsAsked> {
-        let wanted = endpoints.len() + 1;
+        let wanted = ports.len() + 1;
         if sockets.len() != wanted {
             return Err(NotAsAsked::Count { got: sockets.len(), wanted });
         }
         let listeners = sockets.split_off(1);
         let Some(sock_diag) = sockets.pop() else { return Err(NotAsAsked::Count { got: 0, wanted }) };
         self.check_sock_diag(&sock_diag)?;
-        for (listener, &endpoint) in listeners.iter().zip(endpoints) {
-            let Endpoint::Loopback(port) = endpoint;
+        for (listener, &port) in listeners.iter().zip(ports) {
             let as_asked = ns::of_socket(listener)? == self.id
                 && sockopt::socket_acceptconn(listener).map_err(io::Error::from)?
                 && rustix::net::getsockname(listener).ok().and_then(|address| address.try_into().ok())
                     == Some(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port));
             if !as_asked {
-                return Err(NotAsAsked::Listener { endpoint });
+                return Err(NotAsAsked::Listener { port });
             }
             // An accept that blocked would hold a thread of the agent.
             rustix::io::ioctl_fionbio(listener, true).map_err(io::Error::from)?;
@@ -149,7 +151,7 @@ impl Space {
         self: &Arc<Self>,
         poller: &Poller,
         sock_diag: OwnedFd,
-        listeners: impl IntoIterator<Item = (Endpoint, OwnedFd)>,
+        listeners: impl IntoIterator<Item = (u16, OwnedFd)>,
         grant: &GrantId,
     ) -> io::Result<()> {
         let mut own_sock_diag = lock(&self.sock_diag);
@@ -157,21 +159,21 @@ impl Space {
             *own_sock_diag = Some(SockDiag::new(sock_diag)?);
         }
         drop(own_sock_diag);
-        for (endpoint, socket) in listeners {
+        for (port, socket) in listeners {
             let mut open = lock(&self.listeners);
-            let token = poller.add(&socket, Target::Endpoint(Arc::downgrade(self), endpoint))?;
+            let token = poller.add(&socket, Target::Port(Arc::downgrade(self), port))?;
             let users = BTreeSet::from([grant.clone()]);
-            open.insert(endpoint, Listening { socket: Arc::new(socket), token, users });
+            open.insert(port, Listening { socket: Arc::new(socket), token, users });
         }
         Ok(())
     }
 
-    /// The listener of an endpoint, to accept from.
-    pub(crate) fn listener(&self, endpoint: Endpoint) -> Option<(Arc<OwnedFd>, Token)> {
-        lock(&self.listeners).get(&endpoint).map(|open| (Arc::clone(&open.socket), open.token))
+    /// The listener at a port, to accept from.
+    pub(crate) fn listener(&self, port: u16) -> Option<(Arc<OwnedFd>, Token)> {
+        lock(&self.listeners).get(&port).map(|open| (Arc::clone(&open.socket), open.token))
     }
 
-    /// Ends a grant's use of every endpoint here; what nobody uses any more is closed.
+    /// Ends a grant's use of every port here; what nobody uses any more is closed.
     pub(crate) fn release(&self, poller: &Poller, grant: &GrantId) {
         lock(&self.listeners).retain(|_, open| {
             open.users.remove(grant);
@@ -182,7 +184,7 @@ impl Space {
         });
     }
 
-    /// Closes every endpoint here: the agent stops.
+    /// Closes every port here: the agent stops.
     pub(crate) fn close_all(&self, poller: &Poller) {
         let mut listeners = lock(&self.listeners);
         for open in listeners.values() {
@@ -205,6 +207,8 @@ mod tests {
     use std::fs::File;
     use std::net::{TcpListener, TcpStream};
 
+    use lighter_wire::Kind;
+
     use super::*;
     use crate::open::open_here;
 
@@ -212,8 +216,8 @@ mod tests {
         spaces.get(File::open("/proc/self/ns/net").unwrap().into()).unwrap()
     }
 
-    fn free_port() -> Endpoint {
-        Endpoint::Loopback(TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port())
+    fn free_port() -> u16 {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
     }
 
     #[test]
@@ -221,19 +225,19 @@ mod tests {
         let (spaces, poller) = (Spaces::default(), Poller::new().unwrap());
         let space = own_space(&spaces);
         assert!(Arc::ptr_eq(&space, &own_space(&spaces)));
-        let endpoint = free_port();
-        let Endpoint::Loopback(port) = endpoint;
+        let port = free_port();
+        let endpoints = [Endpoint::Loopback(port), Endpoint::Unix(Kind::Ane)];
         let (a, b) = (GrantId("a".into()), GrantId("b".into()));
-        assert_eq!(space.reserve(&[endpoint], &a), vec![endpoint]);
-        let opened = open_here(&[endpoint]).unwrap();
+        assert_eq!(space.reserve(&endpoints, &a), vec![port], "only ports are opened in a namespace");
+        let opened = open_here(&[port]).unwrap();
         let mut sockets = vec![opened.sock_diag];
         sockets.extend(opened.listeners);
-        let (sock_diag, listeners) = space.check(&[endpoint], sockets).unwrap();
-        space.install(&poller, sock_diag, [endpoint].into_iter().zip(listeners), &a).unwrap();
-        assert!(space.reserve(&[endpoint], &b).is_empty());
+        let (sock_diag, listeners) = space.check(&[port], sockets).unwrap();
+        space.install(&poller, sock_diag, [port].into_iter().zip(listeners), &a).unwrap();
+        assert!(space.reserve(&endpoints, &b).is_empty());
         space.release(&poller, &a);
         TcpStream::connect(("127.0.0.1", port)).unwrap();
-        let held_by_a_worker = space.listener(endpoint).unwrap();
+        let held_by_a_worker = space.listener(port).unwrap();
         space.release(&poller, &b);
         assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
         drop(held_by_a_worker);
@@ -245,8 +249,8 @@ mod tests {
     fn sockets_that_are_not_what_was_asked_for_are_refused() {
         let space = own_space(&Spaces::default());
         let (asked, other) = (free_port(), free_port());
-        let open = |endpoint| {
-            let opened = open_here(&[endpoint]).unwrap();
+        let open = |port| {
+            let opened = open_here(&[port]).unwrap();
             let mut sockets = vec![opened.sock_diag];
             sockets.extend(opened.listeners);
             sockets

@@ -46,13 +46,13 @@ pub(crate) fn run(shared: &Arc<Shared>, hook_token: Token, hooks: &Arc<OwnedFd>)
                 Target::Wake => {}
                 Target::Hook => accept_hooks(shared, hook_token, hooks),
                 Target::Init(grant) => ends::init_ended(shared, &grant),
-                Target::Endpoint(space, endpoint) => {
+                Target::Port(space, port) => {
                     let Some(space) = space.upgrade() else { continue };
                     let inner = Arc::clone(shared);
                     let kept = Arc::clone(&space);
-                    let queued = shared.gate.run(move || streams::accept_some(&inner, &kept, endpoint));
+                    let queued = shared.gate.run(move || streams::accept_at_port(&inner, &kept, port));
                     if queued.is_err()
-                        && let Some((listener, _)) = space.listener(endpoint)
+                        && let Some((listener, _)) = space.listener(port)
                     {
                         shared.rest(token, listener, REST);
                     }

@@ -4,7 +4,7 @@
 //! ```text
 //! hook                                                agent
 //!  Grant + [pidfd of the init, its network namespace]  ─►
-//!                                                      ◄─  Open { endpoints }    (only when some are not open yet)
+//!                                                      ◄─  Open { ports }        (only when some are not open yet)
 //!  Opened + [sock_diag, listener, listener, …]         ─►
 //!  or OpenFailed + [sock_diag]                         ─►
 //!                                                      ◄─  Granted | Refused
@@ -14,14 +14,14 @@
 
 use std::path::PathBuf;
 
-use lighter_wire::{Endpoint, GrantId};
+use lighter_wire::GrantId;
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceName;
 
 /// Version of these messages. A hook of another version is refused by name, since a specification file
 /// on disk may call a hook of another installation.
-pub const HOOK_VERSION: u32 = 1;
+pub const HOOK_VERSION: u32 = 2;
 
 /// Where the hook looks for the agent when its arguments do not say.
 pub const DEFAULT_HOOK_SOCKET: &str = "/run/lighter/hook.sock";
@@ -47,12 +47,12 @@ pub enum ToAgent {
         /// The device asked for.
         device: DeviceName,
     },
-    /// The endpoints are open; descriptors: `sock_diag`, then one listener per endpoint in the order asked for.
+    /// The ports are open; descriptors: `sock_diag`, then one listener per port in the order asked for.
     Opened,
-    /// One endpoint could not be opened; descriptor: `sock_diag`, so that the agent can name who holds it.
+    /// One port could not be opened; descriptor: `sock_diag`, so that the agent can name who holds it.
     OpenFailed {
         /// Which one.
-        endpoint: Endpoint,
+        port: u16,
         /// The kernel's error number.
         errno: i32,
     },
@@ -71,10 +71,10 @@ pub enum ToAgent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum FromAgent {
-    /// Open these in the container's network namespace, and a `sock_diag` socket beside them.
+    /// Listen on 127.0.0.1 in the container's network namespace, and open a `sock_diag` socket there.
     Open {
-        /// What to open, in order.
-        endpoints: Vec<Endpoint>,
+        /// At which ports, in order.
+        ports: Vec<u16>,
     },
     /// The container may use the device.
     Granted {

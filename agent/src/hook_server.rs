@@ -287,20 +287,23 @@ impl Request<'_> {
 
 const PORT_REMEDY: &str = "stop that process or let it use another port, then start the container again";
 
-/// Lets the hook open endpoints, and looks at what it brings.
-fn by_hook(space: &Space, hook: &OwnedFd, missing: &[Endpoint]) -> Result<(OwnedFd, Vec<OwnedFd>), Refused> {
-    send(hook, &FromAgent::Open { endpoints: missing.to_vec() }, &[])?;
+/// Lets the hook open ports, and looks at what it brings.
+fn by_hook(space: &Space, hook: &OwnedFd, missing: &[u16]) -> Result<(OwnedFd, Vec<OwnedFd>), Refused> {
+    send(hook, &FromAgent::Open { ports: missing.to_vec() }, &[])?;
     let not_as_asked =
         |error: crate::endpoints::NotAsAsked| refused(error.to_string(), "use the hook of this installation");
     match recv_up_to::<ToAgent>(hook, MAX_MESSAGE_BYTES)? {
         Some((ToAgent::Opened, sockets)) => space.check(missing, sockets).map_err(not_as_asked),
-        Some((ToAgent::OpenFailed { endpoint, errno }, mut sockets)) => {
+        Some((ToAgent::OpenFailed { port, errno }, mut sockets)) => {
             let Some(sock_diag) = sockets.pop() else {
-                return Err(refused(format!("the hook could not open {endpoint}"), LOOK_AT_LOG));
+                return Err(refused(
+                    format!("the hook could not open {}", Endpoint::Loopback(port)),
+                    LOOK_AT_LOG,
+                ));
             };
             space.check_sock_diag(&sock_diag).map_err(not_as_asked)?;
             let errno = rustix::io::Errno::from_raw_os_error(errno);
-            Err(refused(peer::why_not_opened(endpoint, errno, sock_diag), PORT_REMEDY))
+            Err(refused(peer::why_not_opened(port, errno, sock_diag), PORT_REMEDY))
         }
         Some(_) => Err(refused(
             "the hook gave another answer than was asked for",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Opens endpoints in the network namespace of the calling thread: called by the hook for a new container, and by the
+//! Opens loopback endpoints in the network namespace of the calling thread: called by the hook for a new container, and by the
 //! agent after its own restart. Brings no interface up and connects to nothing.
 
 use std::io;
@@ -22,7 +22,7 @@ const BACKLOG: i32 = 4096;
 pub struct Opened {
     /// Asks who is at the other end.
     pub sock_diag: OwnedFd,
-    /// One per endpoint, in the order asked for.
+    /// One per port, in the order asked for.
     pub listeners: Vec<OwnedFd>,
 }
 
@@ -32,11 +32,11 @@ pub enum OpenError {
     /// The socket that asks about peers could not be made.
     #[error("no sock_diag socket can be opened in the container's network namespace")]
     SockDiag(#[source] io::Error),
-    /// One endpoint could not be opened; the other socket is there to tell who holds it.
-    #[error("{endpoint} cannot be opened in the container's network namespace")]
-    Endpoint {
+    /// One port could not be opened; the other socket is there to tell who holds it.
+    #[error("{} cannot be opened in the container's network namespace", Endpoint::Loopback(*port))]
+    Port {
         /// Which.
-        endpoint: Endpoint,
+        port: u16,
         /// The kernel's answer.
         #[source]
         errno: Errno,
@@ -49,20 +49,19 @@ pub enum OpenError {
 ///
 /// # Errors
 /// When a socket cannot be made or bound, above all when another process holds the port.
-pub fn open_here(endpoints: &[Endpoint]) -> Result<Opened, OpenError> {
+pub fn open_here(ports: &[u16]) -> Result<Opened, OpenError> {
     let sock_diag = sockdiag::open_socket().map_err(OpenError::SockDiag)?;
-    let mut listeners = Vec::with_capacity(endpoints.len());
-    for &endpoint in endpoints {
-        match open_one(endpoint) {
+    let mut listeners = Vec::with_capacity(ports.len());
+    for &port in ports {
+        match open_one(port) {
             Ok(listener) => listeners.push(listener),
-            Err(errno) => return Err(OpenError::Endpoint { endpoint, errno, sock_diag }),
+            Err(errno) => return Err(OpenError::Port { port, errno, sock_diag }),
         }
     }
     Ok(Opened { sock_diag, listeners })
 }
 
-fn open_one(endpoint: Endpoint) -> Result<OwnedFd, Errno> {
-    let Endpoint::Loopback(port) = endpoint;
+fn open_one(port: u16) -> Result<OwnedFd, Errno> {
     // Non-blocking from the start, so that whoever accepts never waits for a client that has gone again.
     let socket = socket_with(
         AddressFamily::INET,
@@ -86,11 +85,9 @@ mod tests {
     #[test]
     fn a_port_that_is_taken_is_named() {
         let holder = TcpListener::bind("127.0.0.1:0").unwrap();
-        let taken = Endpoint::Loopback(holder.local_addr().unwrap().port());
+        let taken = holder.local_addr().unwrap().port();
         let error = open_here(&[taken]).unwrap_err();
-        assert!(
-            matches!(&error, OpenError::Endpoint { endpoint, errno: Errno::ADDRINUSE, .. } if *endpoint == taken)
-        );
+        assert!(matches!(&error, OpenError::Port { port, errno: Errno::ADDRINUSE, .. } if *port == taken));
         drop(holder);
         assert_eq!(open_here(&[taken]).unwrap().listeners.len(), 1);
     }

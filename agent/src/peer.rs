@@ -168,9 +168,9 @@ impl Scan {
     }
 }
 
-/// Why an endpoint could not be opened, in words for a user: a port that is taken is told with its holder.
-pub(crate) fn why_not_opened(endpoint: Endpoint, errno: Errno, sock_diag: OwnedFd) -> String {
-    let Endpoint::Loopback(port) = endpoint;
+/// Why a port could not be opened, in words for a user: a port that is taken is told with its holder.
+pub(crate) fn why_not_opened(port: u16, errno: Errno, sock_diag: OwnedFd) -> String {
+    let endpoint = Endpoint::Loopback(port);
     if errno != Errno::ADDRINUSE {
         return format!("{endpoint} cannot be opened in its network namespace: {}", io::Error::from(errno));
     }

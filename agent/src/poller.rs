@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
-use lighter_wire::{Endpoint, GrantId};
+use lighter_wire::GrantId;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::endpoints::Space;
@@ -22,8 +22,8 @@ pub(crate) enum Target {
     Wake,
     /// A hook connects.
     Hook,
-    /// A container's process connects.
-    Endpoint(Weak<Space>, Endpoint),
+    /// A container's process connects to a port of its network namespace.
+    Port(Weak<Space>, u16),
     /// A container's init has ended.
     Init(GrantId),
 }

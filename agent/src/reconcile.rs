@@ -8,8 +8,6 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::SystemTime;
 
-use lighter_wire::Endpoint;
-
 use crate::agent::Shared;
 use crate::endpoints::Space;
 use crate::grants::{Changing, Grant, RecordState};
@@ -92,7 +90,7 @@ fn open(shared: &Shared, grant: &Grant) -> io::Result<()> {
     open_missing(shared, &grant.space, grant, &missing)
 }
 
-fn open_missing(shared: &Shared, space: &Arc<Space>, grant: &Grant, missing: &[Endpoint]) -> io::Result<()> {
+fn open_missing(shared: &Shared, space: &Arc<Space>, grant: &Grant, missing: &[u16]) -> io::Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
@@ -100,13 +98,13 @@ fn open_missing(shared: &Shared, space: &Arc<Space>, grant: &Grant, missing: &[E
     space.install(&shared.poller, opened.sock_diag, missing.iter().copied().zip(opened.listeners), &grant.id)
 }
 
-/// Opens endpoints in a namespace from here; a port that is taken is an error that names its holder.
-pub(crate) fn open_inside(space: &Space, endpoints: &[Endpoint]) -> io::Result<crate::open::Opened> {
-    let opened = ns::within_network(space.namespace.as_fd(), || Ok(open_here(endpoints)))?;
+/// Opens ports in a namespace from here; a port that is taken is an error that names its holder.
+pub(crate) fn open_inside(space: &Space, ports: &[u16]) -> io::Result<crate::open::Opened> {
+    let opened = ns::within_network(space.namespace.as_fd(), || Ok(open_here(ports)))?;
     opened.map_err(|error| match error {
         OpenError::SockDiag(source) => source,
-        OpenError::Endpoint { endpoint, errno, sock_diag } => {
-            io::Error::other(peer::why_not_opened(endpoint, errno, sock_diag))
+        OpenError::Port { port, errno, sock_diag } => {
+            io::Error::other(peer::why_not_opened(port, errno, sock_diag))
         }
     })
 }

@@ -52,9 +52,10 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Accepts what waits at an endpoint, then arms it again.
-pub(crate) fn accept_some(shared: &Arc<Shared>, space: &Space, endpoint: Endpoint) {
-    let Some((listener, token)) = space.listener(endpoint) else { return };
+/// Accepts what waits at a port of a network namespace, then arms it again.
+pub(crate) fn accept_at_port(shared: &Arc<Shared>, space: &Space, port: u16) {
+    let Some((listener, token)) = space.listener(port) else { return };
+    let endpoint = Endpoint::Loopback(port);
     let mut turn = Turn { shared, listener, token, rest: None };
     for _ in 0..MAX_ACCEPTS {
         // The new socket blocks: it is the service's, which makes of it what it likes.

@@ -13,7 +13,9 @@ mod words;
 pub use control::{FromService, StreamOffer, ToService};
 pub use packet::{MAX_DESCRIPTORS, MAX_PACKET_BYTES, PacketError, recv, recv_up_to, send};
 pub use report::{ContainerReport, EngineState, ServiceReport};
-pub use words::{Endpoint, GrantId, Kind, Owner, UnknownKind};
+pub use words::{
+    CONTAINER_SOCKETS, Endpoint, GrantId, Kind, Owner, SOCKET_NAME, UnknownKind, socket_directory,
+};
 
 /// Version of the messages in this crate; both ends are the same binary, so a difference means that a
 /// service of another installation was started, and is refused.

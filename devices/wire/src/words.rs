@@ -2,6 +2,7 @@
 //! The few names that every part of lighter shares.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -72,18 +73,34 @@ impl fmt::Display for GrantId {
 #[serde(transparent)]
 pub struct Owner(pub String);
 
-/// Where a container reaches a device: the agent opens it inside the container's network namespace.
+/// Folder of lighter in a container, below which each unix endpoint has its directory.
+pub const CONTAINER_SOCKETS: &str = "/run/lighter";
+/// Name of a unix endpoint's socket in its directory.
+pub const SOCKET_NAME: &str = "socket";
+
+/// Where a container reaches a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Endpoint {
-    /// TCP on 127.0.0.1 at this port.
+    /// TCP on 127.0.0.1 at this port, opened inside the container's network namespace.
     Loopback(u16),
+    /// The unix socket of this device: one for the whole host, in a directory that is mounted into containers.
+    /// Printed as the path that a container sees, `/run/lighter/ane/socket`.
+    Unix(Kind),
+}
+
+/// The directory with the socket of a device's unix endpoint: below the daemon's folder for sockets on the host, below
+/// [`CONTAINER_SOCKETS`] in a container. It is what is mounted, since a socket that is made anew is another file.
+#[must_use]
+pub fn socket_directory(sockets: &Path, kind: Kind) -> PathBuf {
+    sockets.join(kind.as_str())
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Loopback(port) => write!(f, "127.0.0.1:{port}"),
+            Self::Unix(kind) => write!(f, "{CONTAINER_SOCKETS}/{kind}/{SOCKET_NAME}"),
         }
     }
 }
@@ -98,5 +115,16 @@ mod tests {
             assert_eq!(kind.as_str().parse::<Kind>().unwrap(), kind);
         }
         assert!("video".parse::<Kind>().unwrap_err().to_string().contains("\"video\""));
+    }
+
+    #[test]
+    fn an_endpoint_is_printed_as_a_container_reaches_it() {
+        assert_eq!(Endpoint::Loopback(50052).to_string(), "127.0.0.1:50052");
+        let printed = Endpoint::Unix(Kind::Ane).to_string();
+        let directory = socket_directory(Path::new(CONTAINER_SOCKETS), Kind::Ane);
+        assert_eq!(
+            (printed.as_str(), directory.join(SOCKET_NAME)),
+            ("/run/lighter/ane/socket", (&printed).into())
+        );
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The hook that container runtimes run for a container with a device of lighter; the CDI specification names it.
 //!
-//! `lighter-hook grant DEVICE` (createRuntime) asks the agent for a grant and opens the device's endpoints in the
-//! container's network namespace. When it cannot, the container does not start, and the one line that it writes to
+//! `lighter-hook grant DEVICE` (createRuntime) asks the agent for a grant and opens the device's loopback endpoints in
+//! the container's network namespace. When it cannot, the container does not start, and the one line that it writes to
 //! stderr is what the user reads in the runtime's own message. `lighter-hook release DEVICE` (poststop) is a hint that
 //! never fails. Both read the OCI state from stdin. It runs with every container: no threads, no runtime, one deadline.
 
@@ -18,7 +18,7 @@ use lighter_agent::hook_protocol::{
     DEFAULT_HOOK_SOCKET, FromAgent, HOOK_VERSION, MAX_MESSAGE_BYTES, MAX_STATE_BYTES, OciState, ToAgent,
 };
 use lighter_agent::{DeviceName, NsId, OpenError, enter_network, open_here};
-use lighter_wire::{Endpoint, PacketError, recv_up_to, send};
+use lighter_wire::{PacketError, recv_up_to, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -204,8 +204,8 @@ fn ask(
     };
     agent.send(&request, &[pidfd.as_fd(), namespace.as_fd()])?;
     let mut answer = agent.recv()?;
-    if let FromAgent::Open { endpoints } = &answer {
-        open(&agent, namespace, endpoints)?;
+    if let FromAgent::Open { ports } = &answer {
+        open(&agent, namespace, ports)?;
         answer = agent.recv()?;
     }
     match answer {
@@ -222,16 +222,16 @@ fn release(order: &Order, deadline: &Deadline) -> Result<(), Failure> {
 }
 
 /// Opens what the agent asked for, inside, and sends it.
-fn open(agent: &Agent<'_>, namespace: &File, endpoints: &[Endpoint]) -> Result<(), Failure> {
+fn open(agent: &Agent<'_>, namespace: &File, ports: &[u16]) -> Result<(), Failure> {
     enter(namespace).map_err(Failure::Namespace)?;
-    match open_here(endpoints) {
+    match open_here(ports) {
         Ok(opened) => {
             let mut sockets: Vec<BorrowedFd<'_>> = vec![opened.sock_diag.as_fd()];
             sockets.extend(opened.listeners.iter().map(OwnedFd::as_fd));
             agent.send(&ToAgent::Opened, &sockets)
         }
-        Err(OpenError::Endpoint { endpoint, errno, sock_diag }) => {
-            let failed = ToAgent::OpenFailed { endpoint, errno: errno.raw_os_error() };
+        Err(OpenError::Port { port, errno, sock_diag }) => {
+            let failed = ToAgent::OpenFailed { port, errno: errno.raw_os_error() };
             agent.send(&failed, &[sock_diag.as_fd()])
         }
         Err(OpenError::SockDiag(error)) => Err(Failure::Namespace(error)),
