@@ -7,8 +7,16 @@
 //!
 //! The loop ends when the daemon's end closes, however the daemon came to its end; so no service outlives it.
 //! A daemon of another version is refused before the first stream.
+//!
+//! Beside it what services with workers have in common: starting a process ([`spawn`]) that may do little
+//! ([`sandbox`]), its words ([`lines`]), and bounds on what it may cost ([`limiter`], [`crashes`]).
 
+pub(crate) mod crashes;
+pub(crate) mod limiter;
+pub(crate) mod lines;
 mod link;
+pub(crate) mod sandbox;
+pub(crate) mod spawn;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,6 +26,8 @@ use lighter_wire::{
 };
 
 pub use link::{LinkError, ServiceLink};
+pub use sandbox::SandboxError;
+pub use spawn::{SpawnError, WorkerProgram};
 
 /// Why a service process ended other than with its daemon.
 #[derive(Debug, thiserror::Error)]

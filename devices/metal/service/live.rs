@@ -12,9 +12,9 @@ use lighter_wire::{PacketError, recv, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::control::{FromWorker, ToWorker};
-use super::lines::Lines;
-use super::spawn::Worker;
 use super::weights::Holder;
+use crate::service::lines::Lines;
+use crate::service::spawn::Worker;
 
 /// Last lines of standard error that are kept to explain a crash.
 const KEPT_LINES: usize = 8;

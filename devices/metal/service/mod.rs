@@ -11,16 +11,11 @@
 
 mod backing;
 mod cache;
-mod crashes;
 mod engines;
-mod limiter;
-mod lines;
 mod live;
 #[cfg(test)]
 mod mapping_for_tests;
 mod peer;
-mod sandbox;
-mod spawn;
 mod warden;
 mod weights;
 
@@ -32,22 +27,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lighter_wire::{GrantId, ServiceReport, StreamOffer};
+use lighter_wire::{GrantId, Kind, ServiceReport, StreamOffer};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::MetalConfig;
 use super::readings::{Readings, Troubles};
-use crate::service::{ReportAnswer, RevokeAnswer, Service, serve};
+use crate::service::crashes::Crashes;
+use crate::service::limiter::Limiter;
+use crate::service::{ReportAnswer, RevokeAnswer, Service, sandbox, serve};
 
+pub use crate::service::{SpawnError, WorkerProgram};
 pub use peer::major_of_files;
-pub use spawn::{SpawnError, WorkerProgram};
 
 use self::backing::Backing;
 use self::cache::Cache;
-use self::crashes::Crashes;
 use self::engines::Engines;
-use self::limiter::Limiter;
 use self::peer::Peers;
 use self::warden::{Ask, Warden};
 use self::weights::{Limits, WeightStore};
@@ -71,7 +66,7 @@ pub enum MetalServiceError {
 /// # Errors
 /// When the control socket fails or this program cannot be opened.
 pub fn run(control: OwnedFd, config: MetalConfig) -> Result<(), MetalServiceError> {
-    run_with(control, config, WorkerProgram::own()?)
+    run_with(control, config, WorkerProgram::own(Kind::Metal)?)
 }
 
 /// The same with another program for workers.
@@ -187,7 +182,11 @@ impl MetalService {
             ending: Arc::clone(&ending),
             readings: Arc::clone(&readings),
             live: None,
-            crashes: Crashes::new(&self.shared.config),
+            crashes: {
+                let config = &self.shared.config;
+                let (window_s, pause_s) = (config.crash_window_s, config.crash_pause_s);
+                Crashes::new(config.crash_limit, Duration::from_secs(window_s), Duration::from_secs(pause_s))
+            },
             limiter: Limiter::new(Instant::now()),
             chatter: Limiter::new(Instant::now()),
             report_seq: 0,

@@ -16,17 +16,18 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lighter_wire::{Owner, PacketError, StreamOffer};
+use lighter_wire::{Kind, Owner, PacketError, StreamOffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::control::{FromWorker, ToWorker, WeightKey, WorkerConfig};
+use super::super::probe::command_for;
 use super::super::readings::Readings;
-use super::crashes::Crashes;
-use super::limiter::{Limiter, Verdict};
+use super::Shared;
 use super::live::{Live, Phase, Waiting};
-use super::{Shared, sandbox, spawn};
 use crate::host::{Engine, Probe};
-use crate::service::RevokeAnswer;
+use crate::service::crashes::Crashes;
+use crate::service::limiter::{Limiter, Verdict};
+use crate::service::{RevokeAnswer, sandbox, spawn};
 
 /// Most characters of a worker's own words in a log line.
 const MAX_WORDS: usize = 300;
@@ -203,12 +204,20 @@ impl Warden {
         let max_bytes = max_bytes(shared.config.max_bytes_per_container, engine);
         let on_processor = engine.name.starts_with("CPU");
         let sandbox = if shared.config.sandbox {
-            let prepared = sandbox::prepare(shared.program.file(), &files.folders, on_processor, max_bytes);
+            let prepared = sandbox::prepare(&sandbox::Needs {
+                kind: Kind::Metal,
+                program: shared.program.file(),
+                folders: &files.folders,
+                own_folder: None,
+                on_processor,
+                max_bytes,
+            });
             Some(prepared.map_err(|error| format!("its worker cannot be restricted: {error}"))?)
         } else {
             None
         };
-        let worker = spawn::spawn(&shared.program, files, sandbox).map_err(|error| describe(&error))?;
+        let command = command_for(&shared.program.inherited_path(), files);
+        let worker = spawn::spawn(&shared.program, command, sandbox).map_err(|error| describe(&error))?;
         let deadline = Instant::now() + shared.config.start_limit();
         let holder = shared.weights.holder(shared.next_worker(), &self.owner, max_bytes);
         let live = Live::new(worker, deadline, holder);

@@ -4,11 +4,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::super::MetalConfig;
-
 /// The crashes of one container's workers.
 #[derive(Debug)]
-pub(super) struct Crashes {
+pub(crate) struct Crashes {
     limit: usize,
     window: Duration,
     pause: Duration,
@@ -17,18 +15,19 @@ pub(super) struct Crashes {
 }
 
 impl Crashes {
-    pub(super) fn new(config: &MetalConfig) -> Self {
+    /// `limit` crashes within `window` make a pause.
+    pub(crate) fn new(limit: u32, window: Duration, pause: Duration) -> Self {
         Self {
-            limit: usize::try_from(config.crash_limit).unwrap_or(usize::MAX),
-            window: Duration::from_secs(config.crash_window_s),
-            pause: Duration::from_secs(config.crash_pause_s),
+            limit: usize::try_from(limit).unwrap_or(usize::MAX),
+            window,
+            pause,
             when: VecDeque::new(),
             refused_until: None,
         }
     }
 
     /// One more; true when the container is refused from here on for the pause.
-    pub(super) fn add(&mut self, now: Instant) -> bool {
+    pub(crate) fn add(&mut self, now: Instant) -> bool {
         while self.when.front().is_some_and(|when| now.duration_since(*when) > self.window) {
             self.when.pop_front();
         }
@@ -43,7 +42,7 @@ impl Crashes {
     }
 
     /// How long the container is still refused.
-    pub(super) fn refused_for(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn refused_for(&self, now: Instant) -> Option<Duration> {
         self.refused_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }
 }
@@ -54,9 +53,7 @@ mod tests {
 
     #[test]
     fn a_loop_of_crashes_is_refused_and_single_ones_are_not() {
-        let config =
-            MetalConfig { crash_limit: 3, crash_window_s: 60, crash_pause_s: 30, ..MetalConfig::default() };
-        let mut crashes = Crashes::new(&config);
+        let mut crashes = Crashes::new(3, Duration::from_secs(60), Duration::from_secs(30));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!(!crashes.add(at(0)));

@@ -8,7 +8,7 @@ const LINES: u32 = 40;
 
 /// Lets a number of lines through in a window of time, and counts the rest.
 #[derive(Debug)]
-pub(super) struct Limiter {
+pub(crate) struct Limiter {
     since: Instant,
     passed: u32,
     dropped: u64,
@@ -16,7 +16,7 @@ pub(super) struct Limiter {
 
 /// What to do with a line.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// Write it; before it, that this many were left out.
     Write {
         /// How many.
@@ -27,12 +27,12 @@ pub(super) enum Verdict {
 }
 
 impl Limiter {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self { since: now, passed: 0, dropped: 0 }
     }
 
     /// Judges one line.
-    pub(super) fn check(&mut self, now: Instant) -> Verdict {
+    pub(crate) fn check(&mut self, now: Instant) -> Verdict {
         let mut left_out = 0;
         if now.duration_since(self.since) >= WINDOW {
             left_out = self.dropped;

@@ -10,14 +10,13 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use lighter_wire::Kind;
 use rustix::io::FdFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use rustix::thread::{set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-use super::super::locate::EngineFiles;
-use super::super::probe::command_for;
 use super::sandbox::{Sandbox, User};
 
 /// A worker that takes no message for this long hangs.
@@ -57,12 +56,12 @@ pub struct WorkerProgram {
 }
 
 impl WorkerProgram {
-    /// This program itself, with the hidden subcommand.
+    /// This program itself, with the hidden subcommand for a device.
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub fn own() -> Result<Self, SpawnError> {
-        Self::new(Path::new("/proc/self/exe"), ["worker", "metal"].map(OsString::from).into())
+    pub fn own(kind: Kind) -> Result<Self, SpawnError> {
+        Self::new(Path::new("/proc/self/exe"), ["worker", kind.as_str()].map(OsString::from).into())
     }
 
     /// Another program.
@@ -76,40 +75,40 @@ impl WorkerProgram {
     }
 
     /// The open program.
-    pub(super) fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
     /// A path that opens the program in a child which inherits the descriptor.
-    fn inherited_path(&self) -> PathBuf {
+    pub(crate) fn inherited_path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 
     /// A path that opens the program in a process of this user.
-    pub(super) fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
     }
 }
 
 /// A started worker.
 #[derive(Debug)]
-pub(super) struct Worker {
-    pub(super) child: Child,
-    pub(super) pidfd: OwnedFd,
-    pub(super) control: OwnedFd,
+pub(crate) struct Worker {
+    pub(crate) child: Child,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) control: OwnedFd,
 }
 
-/// Starts a worker. The calling thread must outlive it: the kernel kills the worker with that thread.
-pub(super) fn spawn(
+/// Starts a worker. `command` starts the program by [`WorkerProgram::inherited_path`], in a clean environment. The
+/// calling thread must outlive the worker: the kernel kills it with that thread.
+pub(crate) fn spawn(
     program: &WorkerProgram,
-    files: &EngineFiles,
+    mut command: Command,
     sandbox: Option<Sandbox>,
 ) -> Result<Worker, SpawnError> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(|errno| SpawnError::Socket(errno.into()))?;
     set_socket_timeout(&ours, Timeout::Send, Some(SEND_LIMIT))
         .map_err(|errno| SpawnError::Socket(errno.into()))?;
-    let mut command = command_for(&program.inherited_path(), files);
     command
         .args(&program.args)
         .current_dir("/")

@@ -17,13 +17,14 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
+use lighter_wire::Kind;
 use rustix::process::{Gid, Resource, Rlimit, Uid};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -33,6 +34,8 @@ use seccompiler::{
 /// Users of workers: outside of what distributions, systemd and container engines hand out.
 const FIRST_UID: u32 = 1_879_048_192;
 const UIDS: u32 = 65_536;
+/// Each device has its part of them: its service counts for itself.
+const UIDS_PER_KIND: u32 = UIDS / 4;
 /// What a worker may need besides its account: code, ggml's own structures, graphs, threads.
 const SPARE_BYTES: u64 = 4 << 30;
 /// Newest Landlock that the rules are written for; an older kernel takes the part that it knows.
@@ -54,24 +57,24 @@ pub enum SandboxError {
 
 /// Restrictions of one worker, ready to be put on.
 #[derive(Debug)]
-pub(super) struct Sandbox {
-    pub(super) user: Option<User>,
-    pub(super) landlock: RulesetCreated,
-    pub(super) seccomp: BpfProgram,
-    pub(super) limits: Vec<(Resource, Rlimit)>,
+pub(crate) struct Sandbox {
+    pub(crate) user: Option<User>,
+    pub(crate) landlock: RulesetCreated,
+    pub(crate) seccomp: BpfProgram,
+    pub(crate) limits: Vec<(Resource, Rlimit)>,
 }
 
 /// Who a worker is.
 #[derive(Debug, Clone)]
-pub(super) struct User {
-    pub(super) uid: Uid,
-    pub(super) gid: Gid,
+pub(crate) struct User {
+    pub(crate) uid: Uid,
+    pub(crate) gid: Gid,
     /// Groups that may open the GPU's device nodes.
-    pub(super) groups: Vec<Gid>,
+    pub(crate) groups: Vec<Gid>,
 }
 
 /// Whether workers can be given users of their own.
-pub(super) fn can_change_users() -> bool {
+pub(crate) fn can_change_users() -> bool {
     let covers = |map: &str| {
         std::fs::read_to_string(map).is_ok_and(|text| {
             text.lines().any(|line| {
@@ -85,32 +88,45 @@ pub(super) fn can_change_users() -> bool {
     rustix::process::geteuid().is_root() && covers("/proc/self/uid_map") && covers("/proc/self/gid_map")
 }
 
-/// Restrictions for a worker of `program` with the engine in `folders`.
-pub(super) fn prepare(
-    program: &File,
-    folders: &[PathBuf],
-    on_processor: bool,
-    max_bytes: u64,
-) -> Result<Sandbox, SandboxError> {
-    let nodes = (!on_processor).then(device_nodes);
+/// What one worker must be able to do.
+#[derive(Debug)]
+pub(crate) struct Needs<'a> {
+    /// The device that it serves.
+    pub(crate) kind: Kind,
+    /// Its program.
+    pub(crate) program: &'a File,
+    /// Folders and files that it reads: the engine's.
+    pub(crate) folders: &'a [PathBuf],
+    /// A folder that it fills.
+    pub(crate) own_folder: Option<&'a Path>,
+    /// Whether its engine needs no device node.
+    pub(crate) on_processor: bool,
+    /// Most bytes that containers' data takes in it.
+    pub(crate) max_bytes: u64,
+}
+
+/// Restrictions for a worker.
+pub(crate) fn prepare(needs: &Needs<'_>) -> Result<Sandbox, SandboxError> {
+    let nodes = (!needs.on_processor).then(|| device_nodes(needs.kind));
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     let mut limits = vec![(Resource::Core, none)];
-    if on_processor {
+    if needs.on_processor {
         // GPU drivers map far more than they use, so there the worker's own account must do.
-        let most = Some(max_bytes.saturating_add(SPARE_BYTES));
+        let most = Some(needs.max_bytes.saturating_add(SPARE_BYTES));
         limits.push((Resource::Data, Rlimit { current: most, maximum: most }));
     }
     Ok(Sandbox {
-        user: can_change_users().then(|| next_user(nodes.as_deref().unwrap_or_default())),
-        landlock: landlock_rules(program, folders, nodes.as_deref())?,
+        user: can_change_users().then(|| next_user(needs.kind, nodes.as_deref().unwrap_or_default())),
+        landlock: landlock_rules(needs.program, needs.folders, needs.own_folder, nodes.as_deref())?,
         seccomp: filter(nodes.as_deref().is_some_and(has_nvidia))?,
         limits,
     })
 }
 
-fn next_user(nodes: &[PathBuf]) -> User {
+fn next_user(kind: Kind, nodes: &[PathBuf]) -> User {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let id = FIRST_UID + NEXT.fetch_add(1, Ordering::Relaxed) % UIDS;
+    let part = Kind::ALL.into_iter().zip(0..).find(|(one, _)| *one == kind).map_or(0, |(_, part)| part);
+    let id = FIRST_UID + part * UIDS_PER_KIND + NEXT.fetch_add(1, Ordering::Relaxed) % UIDS_PER_KIND;
     let mut groups: Vec<u32> =
         nodes.iter().filter_map(|node| std::fs::metadata(node).ok()).map(|found| found.gid()).collect();
     groups.sort_unstable();
@@ -129,8 +145,8 @@ fn has_nvidia(nodes: &[PathBuf]) -> bool {
     nodes.iter().any(|node| node.starts_with("/dev") && node.to_string_lossy().contains("nvidia"))
 }
 
-/// Device nodes of GPUs.
-fn device_nodes() -> Vec<PathBuf> {
+/// Device nodes of GPUs, and of neural processors where models run.
+fn device_nodes(kind: Kind) -> Vec<PathBuf> {
     let starts = |folder: &str, starts: &[&str]| -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
         let is_wanted = |path: &PathBuf| {
@@ -142,6 +158,9 @@ fn device_nodes() -> Vec<PathBuf> {
         entries.flatten().map(|entry| entry.path()).filter(is_wanted).collect()
     };
     let mut nodes = starts("/dev/dri", &["renderD"]);
+    if kind == Kind::Ane {
+        nodes.extend(starts("/dev/accel", &["accel"]));
+    }
     nodes.extend(starts("/dev", &["nvidia", "kfd", "dxg"]));
     nodes
 }
@@ -149,6 +168,7 @@ fn device_nodes() -> Vec<PathBuf> {
 fn landlock_rules(
     program: &File,
     folders: &[PathBuf],
+    own_folder: Option<&Path>,
     nodes: Option<&[PathBuf]>,
 ) -> Result<RulesetCreated, SandboxError> {
     let all = AccessFs::from_all(LANDLOCK);
@@ -171,6 +191,13 @@ fn landlock_rules(
             let access = if is_folder(&folder) { read } else { AccessFs::ReadFile.into() };
             rules = rules.add_rule(PathBeneath::new(folder, access))?;
         }
+    }
+    if let Some(folder) = own_folder
+        && let Ok(folder) = PathFd::new(folder)
+    {
+        let contents = AccessFs::RemoveDir | AccessFs::RemoveFile | AccessFs::MakeDir | AccessFs::MakeReg;
+        let files = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::ReadDir;
+        rules = rules.add_rule(PathBeneath::new(folder, files | contents | AccessFs::Refer))?;
     }
     if nodes.is_some_and(has_nvidia)
         && let Ok(folder) = PathFd::new("/proc")
@@ -248,7 +275,7 @@ fn filter(nvidia: bool) -> Result<BpfProgram, SandboxError> {
 }
 
 /// What this kernel gives, for the log.
-pub(super) fn describe() -> String {
+pub(crate) fn describe() -> String {
     let users =
         if can_change_users() { "own user for each worker" } else { "workers run as the daemon's user" };
     let landlock = if landlock_is_there() { "Landlock" } else { "no Landlock in this kernel" };
@@ -315,7 +342,7 @@ mod tests {
             in_thread(move || {
                 let nodes: Vec<_> = nodes.iter().map(PathBuf::from).collect();
                 let program = File::open("/proc/self/exe").unwrap();
-                landlock_rules(&program, &[], Some(&nodes)).unwrap().restrict_self().unwrap();
+                landlock_rules(&program, &[], None, Some(&nodes)).unwrap().restrict_self().unwrap();
                 assert!(std::fs::read("/etc/hostname").is_err(), "the rules are not on");
                 std::fs::write("/proc/thread-self/comm", "named").map_err(|error| error.kind())
             })

@@ -10,14 +10,14 @@ const MAX_LINE_BYTES: usize = 1024;
 
 /// Splits what comes through a pipe into lines.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     pipe: Option<OwnedFd>,
     splitter: Splitter,
 }
 
 impl Lines {
     /// Reads from `pipe` without ever waiting for it.
-    pub(super) fn new(pipe: Option<OwnedFd>) -> Self {
+    pub(crate) fn new(pipe: Option<OwnedFd>) -> Self {
         let pipe = pipe.filter(|pipe| {
             rustix::fs::fcntl_getfl(pipe)
                 .and_then(|flags| rustix::fs::fcntl_setfl(pipe, flags | OFlags::NONBLOCK))
@@ -27,12 +27,12 @@ impl Lines {
     }
 
     /// The pipe while it is open.
-    pub(super) fn pipe(&self) -> Option<&OwnedFd> {
+    pub(crate) fn pipe(&self) -> Option<&OwnedFd> {
         self.pipe.as_ref()
     }
 
     /// The lines that are there.
-    pub(super) fn read(&mut self) -> Vec<String> {
+    pub(crate) fn read(&mut self) -> Vec<String> {
         let Some(pipe) = &self.pipe else { return Vec::new() };
         let mut buffer = [0; 4096];
         match rustix::io::read(pipe, &mut buffer) {
