@@ -7,3 +7,4 @@
 //! same results, and to be faster.
 
 pub mod config;
+pub mod control;
