@@ -17,6 +17,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use lighter_frames::{Dim, Element, Port};
 use serde::{Deserialize, Serialize};
 
 /// Version of these messages.
@@ -230,7 +231,7 @@ impl fmt::Display for Provider {
     }
 }
 
-/// BLAKE3 of a model's file, as the service computed it; lower-case hexadecimal in messages.
+/// Names a model: BLAKE3 of its file and its ports, as the service computed it; lower-case hexadecimal in messages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ModelHash(pub [u8; 32]);
@@ -321,27 +322,50 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// BLAKE3 of the file.
+    /// Its name.
     pub model: ModelHash,
     /// Bytes of the proto.
     pub proto_bytes: u64,
     /// Bytes of the weights; 0 when there are none.
     pub weights_bytes: u64,
     /// The inputs, in the order of a run's.
-    pub inputs: Vec<ModelInput>,
+    pub inputs: Vec<ModelPort>,
+    /// The outputs, in the order of an answer's.
+    pub outputs: Vec<ModelPort>,
 }
 
-/// An input of a model.
+/// An input or an output of a model, as [`lighter_frames::Port`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ModelInput {
+pub struct ModelPort {
     /// Its name in the graph.
     pub name: String,
     /// Number of its type in ONNX (`TensorProto.DataType`).
-    pub dtype: u32,
+    pub dtype: u8,
     /// The dimensions that the container's model declares, `None` for one that differs from run to run; `None`
     /// in place of the list when not even their number is known.
     pub dims: Option<Vec<Option<u64>>>,
+}
+
+impl ModelPort {
+    /// From the container's message.
+    #[must_use]
+    pub fn new(port: &Port) -> Self {
+        let dim = |dim: &Dim| match dim {
+            Dim::Fixed(value) => Some(*value),
+            Dim::Free => None,
+        };
+        let dims = port.dims.as_ref().map(|dims| dims.iter().map(dim).collect());
+        Self { name: port.name.clone(), dtype: port.element.number(), dims }
+    }
+
+    /// As in the container's message; `None` when its type is none that travels.
+    #[must_use]
+    pub fn port(&self) -> Option<Port> {
+        let dim = |dim: &Option<u64>| dim.map_or(Dim::Free, Dim::Fixed);
+        let dims = self.dims.as_ref().map(|dims| dims.iter().map(dim).collect());
+        Some(Port { name: self.name.clone(), element: Element::from_number(self.dtype.into())?, dims })
+    }
 }
 
 /// Dimensions of every input of a run, in the order of the model's inputs.
@@ -403,7 +427,7 @@ pub enum Wants {
 #[serde(deny_unknown_fields)]
 pub struct TensorPlace {
     /// Number of its type in ONNX.
-    pub dtype: u32,
+    pub dtype: u8,
     /// Its dimensions.
     pub dims: Vec<u64>,
     /// Where it begins.
@@ -505,6 +529,14 @@ mod tests {
         }
         assert!(serde_json::from_str::<Bytes>("\"0g\"").is_err());
         assert!(serde_json::from_str::<Bytes>("\"0\"").is_err());
+    }
+
+    #[test]
+    fn a_port_goes_there_and_back() {
+        let dims = Some(vec![Dim::Free, Dim::Fixed(3)]);
+        let port = Port { name: "x".into(), element: Element::F16, dims };
+        assert_eq!(ModelPort::new(&port).port(), Some(port.clone()));
+        assert_eq!(ModelPort { dtype: 8, ..ModelPort::new(&port) }.port(), None, "texts do not travel");
     }
 
     #[test]
