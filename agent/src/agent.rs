@@ -2,10 +2,8 @@
 //! The agent as the daemon sees it: start, look, switch devices, stop. What its threads share.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -13,10 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lighter_wire::{Endpoint, GrantId, Kind};
-use rustix::net::{
-    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, shutdown,
-    socket_with,
-};
+use rustix::net::{Shutdown, SocketType, shutdown};
 
 use crate::cgroup::CgroupMounts;
 use crate::config::{self, AgentConfig, Devices, Limits, SharedEndpoint, Trust};
@@ -28,7 +23,9 @@ use crate::pool::Pool;
 use crate::record::EngineRecord;
 use crate::refusals::Refusals;
 use crate::services::Services;
+use crate::sockets::Sockets;
 use crate::state::{State, StateError};
+use crate::unix::{SocketError, listen_at};
 use crate::{ends, event_loop, proc, reconcile};
 
 /// Hooks that may wait to be accepted.
@@ -45,23 +42,9 @@ pub enum AgentError {
     /// The state directory cannot be used.
     #[error(transparent)]
     State(#[from] StateError),
-    /// Another program answers at the hook's socket.
-    #[error("{path} is answered by another program; stop it, or give this daemon another hook socket")]
-    HookSocketInUse {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// The hook's socket cannot be made.
-    #[error("{path}: cannot {what}")]
-    HookSocket {
-        /// The socket.
-        path: PathBuf,
-        /// What was tried.
-        what: &'static str,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
+    /// The hook's socket or a device's cannot be made.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     /// The kernel refused something without which no agent works.
     #[error("cannot {what}")]
     Kernel {
@@ -88,6 +71,7 @@ pub(crate) struct Shared {
     pub(crate) state: State,
     pub(crate) grants: Grants,
     pub(crate) spaces: Spaces,
+    pub(crate) sockets: Sockets,
     pub(crate) poller: Poller,
     pub(crate) refusals: Refusals,
     pub(crate) hooks: Pool,
@@ -104,6 +88,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    fn devices(&self) -> Devices {
+        self.devices.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The endpoints of a device that is on.
     pub(crate) fn endpoints_of(&self, kind: Kind) -> Option<Vec<Endpoint>> {
         self.devices.read().unwrap_or_else(PoisonError::into_inner).get(&kind).cloned()
@@ -159,6 +147,7 @@ impl Agent {
             state,
             grants: Grants::default(),
             spaces: Spaces::default(),
+            sockets: Sockets::new(config.socket_dir),
             poller: Poller::new().map_err(kernel("make an epoll set"))?,
             refusals: Refusals::default(),
             hooks: Pool::new("lighter-hooks", 16, 2048),
@@ -172,6 +161,8 @@ impl Agent {
             stopping: AtomicBool::new(false),
         });
         reconcile::take_over(&shared)?;
+        // After the grants: whoever connects next is judged by all of them.
+        shared.sockets.open(&shared.poller, &shared.devices())?;
         let listener = Arc::new(hook_listener(&config.hook_socket)?);
         let token = shared.poller.add(&*listener, Target::Hook).map_err(kernel("watch the hook's socket"))?;
         let (inner, hooks) = (Arc::clone(&shared), Arc::clone(&listener));
@@ -193,9 +184,11 @@ impl Agent {
     /// returns; their containers need a restart to get new ones.
     ///
     /// # Errors
-    /// When two devices share an endpoint; nothing is changed then.
-    pub fn set_devices(&self, devices: Devices) -> Result<(), SharedEndpoint> {
+    /// When two devices share an endpoint, or a unix socket cannot be made; nothing is changed then.
+    pub fn set_devices(&self, devices: Devices) -> Result<(), AgentError> {
         config::by_endpoint(&devices)?;
+        self.shared.sockets.open(&self.shared.poller, &devices)?;
+        self.shared.sockets.close_others(&self.shared.poller, &devices);
         *self.shared.devices.write().unwrap_or_else(PoisonError::into_inner) = devices;
         let ended: Vec<_> = (self.shared.grants.all().into_iter())
             .filter(|grant| self.shared.endpoints_of(grant.device.kind()).as_ref() != Some(&grant.endpoints))
@@ -224,6 +217,7 @@ impl Drop for Agent {
         // At once, though a child that is just being started may hold a copy: the next daemon must find nobody here.
         let _ = shutdown(&*self.hooks, Shutdown::Both);
         let shared = &self.shared;
+        shared.sockets.close_others(&shared.poller, &Devices::new());
         for pool in [&shared.hooks, &shared.strangers, &shared.gate, &shared.engines, &shared.ends] {
             pool.close(STOP_LIMIT);
         }
@@ -233,41 +227,13 @@ impl Drop for Agent {
     }
 }
 
-/// Makes the socket that hooks connect to. The file of a daemon that has gone is replaced, and stays in its place until
-/// then: a hook that finds it knows that an agent was there and may be back in a moment.
+/// Makes the socket that hooks connect to. A hook that finds the file of a daemon that has gone knows that an agent was
+/// there and may be back in a moment.
 fn hook_listener(path: &Path) -> Result<OwnedFd, AgentError> {
-    let at = |what| move |source: io::Error| AgentError::HookSocket { path: path.into(), what, source };
-    let make = || {
-        socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            None,
-        )
-        .map_err(|errno| at("make a socket")(errno.into()))
-    };
-    let address =
-        SocketAddrUnix::new(path).map_err(|errno| at("use the path as a socket's name")(errno.into()))?;
-    if connect(make()?, &address).is_ok() {
-        return Err(AgentError::HookSocketInUse { path: path.into() });
-    }
     if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory).map_err(at("make its directory"))?;
+        let what = "make the socket's directory";
+        let failed = |source| SocketError::Make { path: directory.into(), what, source };
+        std::fs::create_dir_all(directory).map_err(failed)?;
     }
-    let new = path.with_extension("new");
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(at("remove an old socket")(error));
-        }
-        _ => {}
-    }
-    let socket = make()?;
-    let new_address =
-        SocketAddrUnix::new(&new).map_err(|errno| at("use the path as a socket's name")(errno.into()))?;
-    bind(&socket, &new_address).map_err(|errno| at("make the socket's file")(errno.into()))?;
-    listen(&socket, HOOK_BACKLOG).map_err(|errno| at("listen")(errno.into()))?;
-    // Hooks of every user come here; who may ask is decided by who they are.
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o666)).map_err(at("let every user connect"))?;
-    fs::rename(&new, path).map_err(at("put the socket in its place"))?;
-    Ok(socket)
+    Ok(listen_at(path, SocketType::SEQPACKET, HOOK_BACKLOG)?)
 }

@@ -19,6 +19,8 @@ pub struct AgentConfig {
     pub state_dir: PathBuf,
     /// Where hooks find the agent; every user may connect, the agent decides who may ask.
     pub hook_socket: PathBuf,
+    /// Folder below which devices' unix endpoints are, a directory each: `/run/lighter` for the system's daemon.
+    pub socket_dir: PathBuf,
     /// The hook's program, as the CDI specifications name it.
     pub hook_path: PathBuf,
     /// The devices that are on.
@@ -39,6 +41,7 @@ impl fmt::Debug for AgentConfig {
         f.debug_struct("AgentConfig")
             .field("state_dir", &self.state_dir)
             .field("hook_socket", &self.hook_socket)
+            .field("socket_dir", &self.socket_dir)
             .field("hook_path", &self.hook_path)
             .field("devices", &self.devices)
             .field("records", &records)
@@ -122,5 +125,9 @@ mod tests {
         assert!(by_endpoint(&Devices::from([(Kind::Metal, at(1)), (Kind::Mps, at(2))])).is_ok());
         let error = by_endpoint(&Devices::from([(Kind::Metal, at(1)), (Kind::Mps, at(1))])).unwrap_err();
         assert!(error.to_string().contains("127.0.0.1:1"));
+        let unix = || vec![Endpoint::Unix(Kind::Ane)];
+        assert!(by_endpoint(&Devices::from([(Kind::Ane, unix())])).is_ok());
+        let error = by_endpoint(&Devices::from([(Kind::Ane, unix()), (Kind::Mps, unix())])).unwrap_err();
+        assert!(error.to_string().contains("/run/lighter/ane/socket"), "{error}");
     }
 }

@@ -12,6 +12,7 @@ use rustix::net::{SocketFlags, accept_with};
 
 use crate::agent::Shared;
 use crate::poller::{Target, Token};
+use crate::pool::Busy;
 use crate::{ends, hook_server, lock, reconcile, streams};
 
 /// How long a socket rests after an accept that failed for want of descriptors or memory.
@@ -51,14 +52,29 @@ pub(crate) fn run(shared: &Arc<Shared>, hook_token: Token, hooks: &Arc<OwnedFd>)
                     let inner = Arc::clone(shared);
                     let kept = Arc::clone(&space);
                     let queued = shared.gate.run(move || streams::accept_at_port(&inner, &kept, port));
-                    if queued.is_err()
-                        && let Some((listener, _)) = space.listener(port)
-                    {
-                        shared.rest(token, listener, REST);
-                    }
+                    rest_unless(queued, shared, token, || space.listener(port));
+                }
+                Target::Socket(kind) => {
+                    let inner = Arc::clone(shared);
+                    let queued = shared.gate.run(move || streams::accept_at_socket(&inner, kind));
+                    rest_unless(queued, shared, token, || shared.sockets.listener(kind));
                 }
             }
         }
+    }
+}
+
+/// Lets a listener rest whose streams could not be queued: unarmed, it would be dead.
+fn rest_unless(
+    queued: Result<(), Busy>,
+    shared: &Shared,
+    token: Token,
+    listener: impl FnOnce() -> Option<(Arc<OwnedFd>, Token)>,
+) {
+    if queued.is_err()
+        && let Some((listener, _)) = listener()
+    {
+        shared.rest(token, listener, REST);
     }
 }
 

@@ -24,7 +24,7 @@ use crate::ns::NsId;
 /// What is known about the other end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// The kernel knows no such socket, or one that no process holds any more.
+    /// The kernel knows no such socket or one that no process holds any more; or who connected it has ended.
     Gone,
     /// The socket is there, but no process was found that holds it.
     NoHolder {
@@ -36,11 +36,11 @@ pub enum Peer {
         /// Why.
         reason: String,
     },
-    /// Every process that holds it; never empty.
+    /// Every process that holds it, or the one that connected a unix socket; never empty.
     Held(Vec<Holder>),
 }
 
-/// A process that holds the peer's socket.
+/// A process that holds the peer's socket, or connected it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// In the agent's pid namespace.
@@ -113,7 +113,7 @@ pub enum Decision {
 /// Why a connection was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reason {
-    /// The peer closed before it could be looked up.
+    /// The peer ended or closed before it could be looked up.
     PeerGone,
     /// Nobody holds the peer's socket.
     NoHolder {
@@ -176,7 +176,7 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::PeerGone => f.write_str("the peer closed its socket before it could be looked up"),
+            Self::PeerGone => f.write_str("the peer ended or closed its socket before it could be looked up"),
             Self::NoHolder { unreadable: 0 } => f.write_str("no process holds the peer's socket"),
             Self::NoHolder { unreadable } => write!(
                 f,

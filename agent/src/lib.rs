@@ -2,15 +2,15 @@
 //! Grants, endpoints and the gate: who may use which device.
 //!
 //! The `lighter` daemon starts one [`Agent`]. Hooks of container runtimes ask it for grants (`hook_server`), it opens
-//! the devices' endpoints in the containers' network namespaces (`endpoints`), decides about every connection there
-//! ([`gate`]), hands the accepted sockets to the services ([`Services`]), and ends a grant when its container's init
+//! the devices' endpoints (`endpoints`: ports in the containers' network namespaces; `sockets`: unix sockets of the host),
+//! decides about every connection there ([`gate`]), hands the accepted sockets to the services ([`Services`]), and ends a grant when its container's init
 //! ends. `docs/gate.md` tells what this defends against and what not.
 //!
 //! ```text
 //! hook ──► hook_server ──► grants ◄── ends ◄── the init's pidfd
 //!               │             │
 //!               ▼             ▼
-//!          endpoints ──► streams ──► peer (who is it?) ──► gate (may it?) ──► record (did it ask?) ──► Services
+//!  sockets, endpoints ──► streams ──► peer, unix_peer (who is it?) ──► gate (may it?) ──► record (did it ask?) ──► Services
 //! ```
 #![cfg(target_os = "linux")]
 
@@ -18,6 +18,7 @@ mod agent;
 mod bundle;
 mod cgroup;
 mod config;
+mod credentials;
 mod device;
 mod endpoints;
 mod ends;
@@ -37,8 +38,11 @@ mod record;
 mod refusals;
 mod services;
 mod sockdiag;
+mod sockets;
 mod state;
 mod streams;
+mod unix;
+mod unix_peer;
 
 pub use agent::{Agent, AgentError};
 pub use cgroup::{CgroupError, CgroupId, Cgroups};
@@ -50,6 +54,7 @@ pub use open::{OpenError, Opened, open_here};
 pub use record::{Docker, EngineRecord, Record};
 pub use services::{ServiceUnavailable, Services};
 pub use state::StateError;
+pub use unix::SocketError;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -79,11 +79,15 @@ pub(crate) fn user_ns_owner(user_namespace: impl AsFd) -> io::Result<u32> {
     Ok(uid)
 }
 
-/// The network namespace in which a socket lives.
-pub(crate) fn of_socket(socket: impl AsFd) -> io::Result<NsId> {
+/// The network namespace in which a socket lives; of a unix socket that was accepted, the one of who connected.
+pub(crate) fn namespace_of_socket(socket: impl AsFd) -> io::Result<OwnedFd> {
     // SAFETY: SIOCGSKNS takes no argument and returns a descriptor of the namespace.
-    let namespace = unsafe { ioctl(socket, NewDescriptor::<SIOCGSKNS>) }?;
-    NsId::of(namespace)
+    Ok(unsafe { ioctl(socket, NewDescriptor::<SIOCGSKNS>) }?)
+}
+
+/// Names the network namespace in which a socket lives.
+pub(crate) fn of_socket(socket: impl AsFd) -> io::Result<NsId> {
+    NsId::of(namespace_of_socket(socket)?)
 }
 
 /// Moves the calling thread into a network namespace.

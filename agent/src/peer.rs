@@ -91,7 +91,7 @@ fn describe(pid: u32, start_time: u64) -> io::Result<Holder> {
     Ok(holder)
 }
 
-fn has_gone(error: &io::Error) -> bool {
+pub(crate) fn has_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
@@ -197,7 +197,7 @@ fn listener_of(port: u16, sock_diag: OwnedFd) -> io::Result<Option<u32>> {
 }
 
 /// Whether one of the links in a directory of descriptors says `wanted`.
-fn holds(directory: &str, wanted: &str) -> io::Result<bool> {
+pub(crate) fn holds(directory: &str, wanted: &str) -> io::Result<bool> {
     let directory: OwnedFd =
         openat(CWD, directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut space = [MaybeUninit::<u8>::uninit(); 4096];

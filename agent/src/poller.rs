@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
-use lighter_wire::GrantId;
+use lighter_wire::{GrantId, Kind};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::endpoints::Space;
@@ -24,6 +24,8 @@ pub(crate) enum Target {
     Hook,
     /// A container's process connects to a port of its network namespace.
     Port(Weak<Space>, u16),
+    /// Somebody connects to the unix endpoint of a device.
+    Socket(Kind),
     /// A container's init has ended.
     Init(GrantId),
 }

@@ -51,11 +51,15 @@ pub(crate) fn command(pid: u32) -> String {
     let line = read_up_to(&format!("/proc/{pid}/cmdline"));
     let words = line.split(|&byte| byte == 0).filter(|word| !word.is_empty()).map(String::from_utf8_lossy);
     let text = words.collect::<Vec<_>>().join(" ");
-    let text = if text.is_empty() {
-        String::from_utf8_lossy(&read_up_to(&format!("/proc/{pid}/comm"))).into_owned()
-    } else {
-        text
-    };
+    if text.is_empty() { name(pid) } else { printable(&text) }
+}
+
+/// The short name of a process, which is read without touching its memory.
+pub(crate) fn name(pid: u32) -> String {
+    printable(&String::from_utf8_lossy(&read_up_to(&format!("/proc/{pid}/comm"))))
+}
+
+fn printable(text: &str) -> String {
     let plain: String = text.trim().chars().map(|c| if c.is_control() { '?' } else { c }).take(120).collect();
     if plain.is_empty() { "unknown".into() } else { plain }
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Asks the kernel which socket is at the other end of a TCP connection, and who listens on a port.
+//! Asks the kernel which socket is at the other end of a connection, and who listens on a port.
 //!
 //! A `NETLINK_SOCK_DIAG` socket answers for the network namespace in which it was made, whoever holds it later;
-//! the hook makes it inside the container's. Only the two questions below are asked. The answer is checked
+//! the hook makes it inside the container's. Only the questions below are asked. The answer is checked
 //! against the question: for a connection that has gone the kernel may answer with the listener instead.
+
+mod unix;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -32,7 +34,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// A dump of listeners on one port is small; more than this many packets is no answer to it.
 const MAX_DUMP_PACKETS: usize = 64;
 
-/// One socket as the kernel describes it.
+pub(crate) use unix::peer_of_unix;
+
+/// One TCP socket as the kernel describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     family: u8,
@@ -51,6 +55,12 @@ pub(crate) enum Found {
     Orphan,
     /// There is none.
     Nothing,
+}
+
+impl Found {
+    const fn by(inode: u32) -> Self {
+        if inode == 0 { Self::Orphan } else { Self::Inode(inode) }
+    }
 }
 
 /// A socket that asks about one network namespace.
@@ -84,15 +94,16 @@ impl SockDiag {
     /// The peer's end of a connection: its own address is `peer`, the accepted socket's is `local`.
     pub(crate) fn peer(&mut self, peer: SocketAddrV4, local: SocketAddrV4) -> io::Result<Found> {
         let seq =
-            self.ask(encode(self.seq.wrapping_add(1), AF_INET, NLM_F_REQUEST, u32::MAX, peer, local))?;
+            self.ask(&encode(self.seq.wrapping_add(1), AF_INET, NLM_F_REQUEST, u32::MAX, peer, local))?;
         let mut found = Found::Nothing;
         self.answers(seq, |answer| {
             match answer {
-                Answer::Entry(entry) if is_the_peer(&entry, peer, local) => {
-                    found = if entry.inode == 0 { Found::Orphan } else { Found::Inode(entry.inode) };
-                }
+                Answer::Entry(body) => match parse_entry(body) {
+                    Some(entry) if is_the_peer(&entry, peer, local) => found = Found::by(entry.inode),
+                    _ => {}
+                },
                 Answer::Error(errno) if errno != ENOENT => return Err(io::Error::from_raw_os_error(errno)),
-                Answer::Entry(_) | Answer::Error(_) | Answer::Done => {}
+                Answer::Error(_) | Answer::Done => {}
             }
             Ok(true)
         })?;
@@ -106,7 +117,7 @@ impl SockDiag {
         let own = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port);
         for family in [AF_INET, AF_INET6] {
             let states = 1_u32 << TCP_LISTEN;
-            let seq = self.ask(encode(
+            let seq = self.ask(&encode(
                 self.seq.wrapping_add(1),
                 family,
                 NLM_F_REQUEST | NLM_F_DUMP,
@@ -115,10 +126,9 @@ impl SockDiag {
                 any,
             ))?;
             self.answers(seq, |answer| match answer {
-                Answer::Entry(entry) => {
-                    if entry.source.1 == port && entry.inode != 0 {
-                        inodes.push(entry.inode);
-                    }
+                Answer::Entry(body) => {
+                    let own = parse_entry(body).filter(|entry| entry.source.1 == port && entry.inode != 0);
+                    inodes.extend(own.map(|entry| entry.inode));
                     Ok(false)
                 }
                 Answer::Error(errno) => Err(io::Error::from_raw_os_error(errno)),
@@ -128,14 +138,14 @@ impl SockDiag {
         Ok(inodes)
     }
 
-    fn ask(&mut self, request: [u8; REQUEST_BYTES]) -> io::Result<u32> {
+    fn ask(&mut self, request: &[u8]) -> io::Result<u32> {
         self.seq = self.seq.wrapping_add(1);
-        send(&self.socket, &request, SendFlags::empty())?;
+        send(&self.socket, request, SendFlags::empty())?;
         Ok(self.seq)
     }
 
     /// Feeds the messages that answer `seq` to `take` until it says that it has all.
-    fn answers(&self, seq: u32, mut take: impl FnMut(Answer) -> io::Result<bool>) -> io::Result<()> {
+    fn answers(&self, seq: u32, mut take: impl FnMut(Answer<'_>) -> io::Result<bool>) -> io::Result<()> {
         let mut buffer = [0_u8; 16 << 10];
         for _ in 0..MAX_DUMP_PACKETS {
             let (_, got) = recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
@@ -174,51 +184,65 @@ fn encode(
     source: SocketAddrV4,
     destination: SocketAddrV4,
 ) -> [u8; REQUEST_BYTES] {
-    let mut bytes = [0; REQUEST_BYTES];
-    let mut at = 0;
-    let mut put = |part: &[u8]| {
-        for (to, from) in bytes.iter_mut().skip(at).zip(part) {
+    let mut request = Request::new(72, flags, seq);
+    // inet_diag_req_v2
+    request.put(&[family, IPPROTO_TCP, 0, 0]);
+    request.put(&states.to_ne_bytes());
+    request.put(&source.port().to_be_bytes());
+    request.put(&destination.port().to_be_bytes());
+    for address in [source, destination] {
+        request.put(&address.ip().octets());
+        request.put(&[0; 12]);
+    }
+    request.put(&0_u32.to_ne_bytes());
+    // No cookie is known.
+    request.put(&[0xff; 8]);
+    request.bytes
+}
+
+/// A question that is being written.
+struct Request<const BYTES: usize> {
+    bytes: [u8; BYTES],
+    at: usize,
+}
+
+impl<const BYTES: usize> Request<BYTES> {
+    /// Begins with the netlink header.
+    fn new(length: u32, flags: u16, seq: u32) -> Self {
+        let mut request = Self { bytes: [0; BYTES], at: 0 };
+        request.put(&length.to_ne_bytes());
+        request.put(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        request.put(&flags.to_ne_bytes());
+        request.put(&seq.to_ne_bytes());
+        request.put(&0_u32.to_ne_bytes());
+        request
+    }
+
+    fn put(&mut self, part: &[u8]) {
+        for (to, from) in self.bytes.iter_mut().skip(self.at).zip(part) {
             *to = *from;
         }
-        at += part.len();
-    };
-    // nlmsghdr
-    put(&72_u32.to_ne_bytes());
-    put(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    put(&flags.to_ne_bytes());
-    put(&seq.to_ne_bytes());
-    put(&0_u32.to_ne_bytes());
-    // inet_diag_req_v2
-    put(&[family, IPPROTO_TCP, 0, 0]);
-    put(&states.to_ne_bytes());
-    put(&source.port().to_be_bytes());
-    put(&destination.port().to_be_bytes());
-    for address in [source, destination] {
-        put(&address.ip().octets());
-        put(&[0; 12]);
+        self.at += part.len();
     }
-    put(&0_u32.to_ne_bytes());
-    // No cookie is known.
-    put(&[0xff; 8]);
-    bytes
 }
 
 /// One netlink message, as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Message {
+struct Message<'a> {
     seq: u32,
-    answer: Answer,
+    answer: Answer<'a>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
-    Entry(Entry),
+enum Answer<'a> {
+    /// A socket, as its family describes it.
+    Entry(&'a [u8]),
     Error(i32),
     Done,
 }
 
 /// Takes the first message off a packet; `None` when what is left is no whole message.
-fn split_message(bytes: &[u8]) -> Option<(Message, &[u8])> {
+fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
     let length = usize::try_from(u32_at(bytes, 0)?).ok()?;
     let kind = u16_at(bytes, 4)?;
     let seq = u32_at(bytes, 8)?;
@@ -228,7 +252,7 @@ fn split_message(bytes: &[u8]) -> Option<(Message, &[u8])> {
         NLMSG_ERROR => {
             Answer::Error(i32::from_ne_bytes(*body.first_chunk()?).checked_neg().unwrap_or(i32::MAX))
         }
-        SOCK_DIAG_BY_FAMILY => Answer::Entry(parse_entry(body)?),
+        SOCK_DIAG_BY_FAMILY => Answer::Entry(body),
         _ => return None,
     };
     let after = bytes.get(length.checked_next_multiple_of(4)?..).unwrap_or_default();
@@ -321,7 +345,10 @@ mod tests {
         #[test]
         fn no_answer_panics_or_loops(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut rest = bytes.as_slice();
-            while let Some((_, after)) = split_message(rest) {
+            while let Some((message, after)) = split_message(rest) {
+                if let Answer::Entry(body) = message.answer {
+                    let _ = parse_entry(body);
+                }
                 prop_assert!(after.len() < rest.len());
                 rest = after;
             }
@@ -349,7 +376,8 @@ mod tests {
             packet.extend(body);
             let (message, rest) = split_message(&packet).unwrap();
             prop_assert!(rest.is_empty() && message.seq == seq);
-            let Answer::Entry(entry) = message.answer else { panic!("{message:?}") };
+            let Answer::Entry(body) = message.answer else { panic!("{message:?}") };
+            let entry = parse_entry(body).unwrap();
             prop_assert_eq!(entry.inode, inode);
             let peer = SocketAddrV4::new(source.into(), sport);
             let local = SocketAddrV4::new(destination.into(), dport);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Streams: accepts a connection at an endpoint, gathers the facts, asks the gate, asks the engine where the gate wants that,
-//! and hands the socket over. One thread at a time per endpoint of a namespace, so that no container takes all threads.
+//! and hands the socket over. One thread at a time per listener, so that none takes all threads.
 
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lighter_wire::{Endpoint, GrantId, Kind, StreamOffer};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, acceptfrom_with, getsockname};
+use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, getsockname};
 
 use crate::agent::Shared;
 use crate::endpoints::Space;
@@ -18,10 +18,10 @@ use crate::event_loop::REST;
 use crate::gate::{self, Decision, Peer};
 use crate::grants::{Grant, RecordState};
 use crate::lock;
-use crate::ns::NsId;
-use crate::peer;
+use crate::ns::{self, NsId};
 use crate::poller::Token;
 use crate::record::{self, Question, Verdict};
+use crate::{peer, unix_peer};
 
 /// After so many connections the other endpoints get their turn.
 const MAX_ACCEPTS: usize = 16;
@@ -31,7 +31,8 @@ const MAX_ACCEPTS: usize = 16;
 pub(crate) struct Waiting {
     stream: OwnedFd,
     kind: Kind,
-    space: NsId,
+    /// The network namespace of the peer, where it can be told.
+    netns: Option<NsId>,
     peer: Peer,
 }
 
@@ -54,44 +55,55 @@ impl Drop for Turn<'_> {
 
 /// Accepts what waits at a port of a network namespace, then arms it again.
 pub(crate) fn accept_at_port(shared: &Arc<Shared>, space: &Space, port: u16) {
-    let Some((listener, token)) = space.listener(port) else { return };
-    let endpoint = Endpoint::Loopback(port);
+    let Some(listening) = space.listener(port) else { return };
+    accept_some(shared, listening, Endpoint::Loopback(port), |stream, address| {
+        let address = address.and_then(|address| SocketAddrV4::try_from(address).ok());
+        let local = getsockname(stream).ok().and_then(|address| SocketAddrV4::try_from(address).ok());
+        let peer = match (address, local) {
+            (Some(address), Some(local)) => peer::identify(space, address, local),
+            _ => Peer::Unknown { reason: "the connection is not over IPv4".into() },
+        };
+        (Some(space.id), peer)
+    });
+}
+
+/// Accepts what waits at the unix endpoint of a device, then arms it again.
+pub(crate) fn accept_at_socket(shared: &Arc<Shared>, kind: Kind) {
+    let Some(listening) = shared.sockets.listener(kind) else { return };
+    accept_some(shared, listening, Endpoint::Unix(kind), |stream, _| {
+        (ns::of_socket(stream).ok(), unix_peer::identify(stream))
+    });
+}
+
+/// `identify` tells of a stream whence it came, and who is at the other end.
+fn accept_some(
+    shared: &Arc<Shared>,
+    (listener, token): (Arc<OwnedFd>, Token),
+    endpoint: Endpoint,
+    identify: impl Fn(&OwnedFd, Option<SocketAddrAny>) -> (Option<NsId>, Peer),
+) {
     let mut turn = Turn { shared, listener, token, rest: None };
     for _ in 0..MAX_ACCEPTS {
         // The new socket blocks: it is the service's, which makes of it what it likes.
         match acceptfrom_with(&*turn.listener, SocketFlags::CLOEXEC) {
             Ok((stream, address)) => {
-                let address = address.and_then(|address| SocketAddrV4::try_from(address).ok());
-                arrived(shared, space, endpoint, stream, address);
+                // Else the device was switched off a moment ago; its listener is about to close.
+                if let Some(kind) = shared.kind_at(endpoint) {
+                    let (netns, peer) = identify(&stream, address);
+                    decide(shared, Waiting { stream, kind, netns, peer }, shared.limits.record_retry);
+                }
             }
             Err(Errno::INTR | Errno::CONNABORTED) => {}
-            // Nothing waits, or the end of its last grant has closed it.
+            // Nothing waits, or it was closed: with its last grant, or with the device.
             Err(Errno::WOULDBLOCK | Errno::INVAL) => return,
             Err(errno) => {
-                tracing::error!(netns = %space.id, %endpoint, error = %std::io::Error::from(errno),
+                tracing::error!(%endpoint, error = %std::io::Error::from(errno),
                     "streams cannot be accepted; trying again");
                 turn.rest = Some(REST);
                 return;
             }
         }
     }
-}
-
-fn arrived(
-    shared: &Arc<Shared>,
-    space: &Space,
-    endpoint: Endpoint,
-    stream: OwnedFd,
-    address: Option<SocketAddrV4>,
-) {
-    // The device was switched off a moment ago; its listener is about to close.
-    let Some(kind) = shared.kind_at(endpoint) else { return };
-    let local = getsockname(&stream).ok().and_then(|address| SocketAddrV4::try_from(address).ok());
-    let peer = match (address, local) {
-        (Some(address), Some(local)) => peer::identify(space, address, local),
-        _ => Peer::Unknown { reason: "the connection is not over IPv4".into() },
-    };
-    decide(shared, Waiting { stream, kind, space: space.id, peer }, shared.limits.record_retry);
 }
 
 /// `denied_for`: for how long an engine's denial stands before it counts as not asked.
@@ -101,14 +113,14 @@ fn decide(shared: &Arc<Shared>, arrived: Waiting, denied_for: Duration) {
         Decision::Allow { grant, pid } => deliver(shared, arrived, &grant, pid),
         Decision::AskRecord { grant } => wait_for_record(shared, arrived, &grant),
         Decision::Refuse(reason) => {
-            shared.refusals.log(arrived.space, arrived.kind, reason.word(), &reason);
+            shared.refusals.log(arrived.netns, arrived.kind, reason.word(), &reason);
         }
     }
 }
 
 fn deliver(shared: &Shared, allowed: Waiting, id: &GrantId, pid: u32) {
     let refuse = |word, cause: &dyn std::fmt::Display| {
-        shared.refusals.log(allowed.space, allowed.kind, word, cause);
+        shared.refusals.log(allowed.netns, allowed.kind, word, cause);
     };
     let Some(grant) = shared.grants.get(id) else { return refuse("ended", &"the container ended meanwhile") };
     let Some(owner) = grant.owner() else { return refuse("not_recorded", &"the engine's record was lost") };
@@ -126,7 +138,7 @@ fn deliver(shared: &Shared, allowed: Waiting, id: &GrantId, pid: u32) {
     };
     tracing::debug!(stream = offer.stream, grant = %id, pid, "stream handed over");
     if let Err(error) = shared.services.hand_over(allowed.kind, offer, allowed.stream) {
-        shared.refusals.log(allowed.space, allowed.kind, "no_service", &error);
+        shared.refusals.log(allowed.netns, allowed.kind, "no_service", &error);
     }
 }
 
@@ -138,7 +150,7 @@ fn wait_for_record(shared: &Arc<Shared>, stream: Waiting, id: &GrantId) {
         Some(waiting) if waiting.len() >= shared.limits.waiting_streams => {
             drop(changing);
             shared.refusals.log(
-                stream.space,
+                stream.netns,
                 stream.kind,
                 "too_many_waiting",
                 &"too many streams wait for the engine's answer about this container",

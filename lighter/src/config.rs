@@ -121,6 +121,11 @@ impl DaemonConfig {
         self.state_dir.join("hook.sock")
     }
 
+    /// Folder below which devices' unix endpoints are, a directory each; such a directory is mounted into containers.
+    pub(crate) fn socket_dir(&self) -> PathBuf {
+        self.state_dir.clone()
+    }
+
     /// Where `lighter` reaches its daemon.
     pub(crate) fn control_socket(&self) -> PathBuf {
         self.state_dir.join("control.sock")

@@ -109,6 +109,7 @@ fn agent_config(config: &Config) -> anyhow::Result<AgentConfig> {
     Ok(AgentConfig {
         state_dir: config.daemon.state_dir.clone(),
         hook_socket: config.daemon.hook_socket(),
+        socket_dir: config.daemon.socket_dir(),
         hook_path: facts::hook_path(config)?,
         devices: facts::endpoints(config),
         records,

@@ -197,6 +197,7 @@ fn a_second_daemon_is_refused_by_the_pid_of_the_first() {
     host.start_again(host.trusting()).unwrap();
     let mut other = host.trusting();
     other.state_dir = host.dir.path().join("other");
+    other.socket_dir = host.dir.path().join("other-run");
     let error = lighter_agent::Agent::start(other, host.services.clone()).unwrap_err().to_string();
     assert!(error.contains("answered by another program"), "{error}");
 }
@@ -209,6 +210,7 @@ fn a_file_in_the_place_of_the_socket_is_replaced_and_a_failed_start_leaves_the_s
     let mut config = host.trusting();
     config.state_dir = host.dir.path().join("other");
     config.hook_socket = path;
+    config.socket_dir = host.dir.path().join("other-run");
     let agent = lighter_agent::Agent::start(config, host.services.clone()).unwrap();
     agent.stop();
 }

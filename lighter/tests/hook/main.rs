@@ -6,3 +6,4 @@ mod containers;
 mod grants;
 mod life;
 mod streams;
+mod unix;
