@@ -13,8 +13,12 @@
 //! *A run.* The container writes data and head, then adds 1 to [`REQUEST`]. The host sees a request that differs from
 //! the one it served last, **copies the head out**, checks it, copies every integer tensor out, runs, writes data and
 //! head of the answer, then stores the same number into [`ANSWER`]. Answer, Failed and Grow all count as the answer;
-//! after Grow the container sends a larger Ring in which `REQUEST` and `ANSWER` both hold the number of the run before
-//! this one, and the host answers there as if the request had just come.
+//! after Grow the container sends a larger Ring whose `REQUEST` holds the number of this run and whose `ANSWER` that of
+//! the run before it, and the host answers there as if the request had just come, with the outputs that it has.
+//!
+//! *Another ring.* The container may send a Ring between runs too; both words then hold the number of the last run.
+//! Behind the frame it wakes the futex of the old ring's `REQUEST`: a host that is woken without a request looks at the
+//! stream.
 //!
 //! *Waking.* Before a side waits it stores into its state word what it is about to do, then looks at the other's word
 //! once more; after a side has written its word, it reads the other's state: [`AWAKE`] needs nothing, [`WAITING`] needs
