@@ -8,3 +8,6 @@
 
 pub mod config;
 pub mod control;
+pub mod journal;
+pub mod locate;
+pub mod readings;

@@ -9,7 +9,7 @@
 //! A daemon of another version is refused before the first stream.
 //!
 //! Beside it what services with workers have in common: starting a process ([`spawn`]) that may do little
-//! ([`sandbox`]), its words ([`lines`]), and bounds on what it may cost ([`limiter`], [`crashes`]).
+//! ([`sandbox`]), its words ([`lines`]), and bounds on what it may cost ([`limiter`], [`crashes`], [`troubles`]).
 
 pub(crate) mod crashes;
 pub(crate) mod limiter;
@@ -17,6 +17,7 @@ pub(crate) mod lines;
 mod link;
 pub(crate) mod sandbox;
 pub(crate) mod spawn;
+pub(crate) mod troubles;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

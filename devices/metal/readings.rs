@@ -4,14 +4,9 @@
 //! A worker counts from its own start; the service adds up the lives of a container's workers, so that a number
 //! never falls when a worker ends.
 
-use std::collections::VecDeque;
-
 use lighter_wire::ContainerReport;
 
 use super::control::WorkerCounters;
-
-/// Troubles that a report shows.
-const MAX_TROUBLES: usize = 32;
 
 /// The account of one container.
 #[derive(Debug, Clone, Default)]
@@ -104,26 +99,6 @@ impl Readings {
     }
 }
 
-/// The latest things that went wrong, oldest first.
-#[derive(Debug, Clone, Default)]
-pub struct Troubles(VecDeque<String>);
-
-impl Troubles {
-    /// Adds one; the oldest goes when there are too many.
-    pub fn add(&mut self, text: String) {
-        if self.0.len() == MAX_TROUBLES {
-            self.0.pop_front();
-        }
-        self.0.push_back(text);
-    }
-
-    /// All of them.
-    #[must_use]
-    pub fn list(&self) -> Vec<String> {
-        self.0.iter().cloned().collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,15 +123,5 @@ mod tests {
         assert_eq!((report.calls, report.held_bytes, report.engine_us), (7, 40, 7));
         assert_eq!((report.streams_total, report.streams_open, report.errors), (2, 1, 2));
         assert_eq!(report.last_error.as_deref(), Some("too many"));
-    }
-
-    #[test]
-    fn troubles_are_bounded_and_the_latest_stay() {
-        let mut troubles = Troubles::default();
-        for number in 0..100 {
-            troubles.add(number.to_string());
-        }
-        assert_eq!(troubles.list().len(), MAX_TROUBLES);
-        assert_eq!(troubles.list().last().map(String::as_str), Some("99"));
     }
 }

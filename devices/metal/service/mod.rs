@@ -32,9 +32,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::MetalConfig;
-use super::readings::{Readings, Troubles};
+use super::readings::Readings;
 use crate::service::crashes::Crashes;
 use crate::service::limiter::Limiter;
+use crate::service::troubles::Troubles;
 use crate::service::{ReportAnswer, RevokeAnswer, Service, sandbox, serve};
 
 pub use crate::service::{SpawnError, WorkerProgram};
