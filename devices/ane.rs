@@ -10,4 +10,6 @@ pub mod config;
 pub mod control;
 pub mod journal;
 pub mod locate;
+pub mod ort;
 pub mod readings;
+pub mod worker;

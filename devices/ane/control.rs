@@ -51,7 +51,8 @@ pub enum ToWorker {
         /// The shapes.
         shapes: Shapes,
     },
-    /// A container's stream; the socket, and the ring's memfd after it when the stream has one.
+    /// A container's stream; the socket, then the ring's memfd when the stream has one, then, when there is one, a
+    /// file of data that were read behind what is pending. As they came by [`FromWorker::HandBack`].
     Stream(Handover),
     /// Send inputs and outputs of the next run of these shapes, by [`FromWorker::Sampled`].
     Sample {
