@@ -186,6 +186,20 @@ fn a_refusal_tells_what_to_do() {
     );
 }
 
+fn any_kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![Just(Kind::Ane), Just(Kind::Gpu), Just(Kind::Metal)]
+}
+
+fn any_record() -> impl Strategy<Value = Record> {
+    prop_oneof![Just(Record::Confirmed), Just(Record::Unasked), Just(denied())]
+}
+
+fn granted(container: &str, kinds: &[(Kind, Record)]) -> Vec<Grant> {
+    let name = |number: usize| format!("g{container}{number}");
+    let grants = kinds.iter().enumerate();
+    grants.map(|(number, (kind, record))| grant(&name(number), *kind, record.clone())).collect()
+}
+
 proptest! {
     /// Whatever else is there: with a holder outside of all containers nothing is let in.
     #[test]
@@ -202,5 +216,33 @@ proptest! {
         prop_assert!(!strangers || matches!(decision, Decision::Refuse(_)));
         let one = groups.iter().all(|path| path.starts_with('a')) || groups.iter().all(|path| path.starts_with('c'));
         prop_assert_eq!(one, matches!(decision, Decision::Allow { .. }));
+    }
+
+    /// A unix peer is one process: it is let in exactly when its container has a confirmed grant for the device.
+    #[test]
+    fn one_process_gets_what_its_container_was_granted(
+        group in "(a|c|x)", own_mounts in 10_u64..40, kind in any_kind(), kinds in
+        proptest::collection::vec((any_kind(), any_record()), 0..4),
+    ) {
+        let containers = [
+            container("a", Some(A), Some(10), granted("a", &kinds)),
+            container("c", Some(C), Some(20), metal("gc")),
+        ];
+        let peer = Peer::Held(vec![holder(7, &format!("0::/docker/{group}\n"), own_mounts)]);
+        let decision = decide(kind, &peer, &containers);
+        let place = match (group.as_str(), own_mounts) {
+            ("a", _) | ("x", 10) => Some(0),
+            ("c", _) | ("x", 20) => Some(1),
+            _ => None,
+        };
+        let grants = place.and_then(|place| containers.get(place)).map(|container| &container.grants);
+        let confirmed = grants.is_some_and(|grants| {
+            grants.iter().any(|grant| grant.kind == kind && grant.record == Record::Confirmed)
+        });
+        prop_assert_eq!(confirmed, matches!(decision, Decision::Allow { pid: 7, .. }), "{:?}", decision);
+        if let Decision::Allow { grant, .. } = &decision {
+            prop_assert!(grants.unwrap().iter().any(|own| own.id == *grant && own.kind == kind));
+        }
+        prop_assert_eq!(place.is_none(), matches!(decision, Decision::Refuse(Reason::Stranger { .. })));
     }
 }
