@@ -19,6 +19,8 @@ pub struct Host {
     pub hook_socket: PathBuf,
     /// The folder that is laid out by [`crate::client::lay_out`] and mounted into containers.
     pub client_dir: PathBuf,
+    /// Folder below which devices' unix endpoints are, a directory each; such a directory is mounted into containers.
+    pub socket_dir: PathBuf,
     /// The folder with lighter's own libraries for containers; they may be missing.
     pub plugin_dir: PathBuf,
 }

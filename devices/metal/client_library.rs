@@ -96,6 +96,7 @@ mod tests {
             hook: "/h".into(),
             hook_socket: "/s".into(),
             client_dir: "/c".into(),
+            socket_dir: "/r".into(),
             plugin_dir: folder.path().to_owned(),
         };
         let paths = |version: &str| -> Vec<PathBuf> {

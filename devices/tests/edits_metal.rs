@@ -15,6 +15,7 @@ fn host() -> Host {
         hook: "/usr/libexec/lighter/lighter-hook".into(),
         hook_socket: "/run/lighter/hook.sock".into(),
         client_dir: "/var/lib/lighter/client".into(),
+        socket_dir: "/run/lighter".into(),
         plugin_dir: "/nonexistent".into(),
     }
 }

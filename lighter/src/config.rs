@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use lighter_devices::ane::AneConfig;
 use lighter_devices::metal::MetalConfig;
 use lighter_wire::Kind;
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,8 @@ pub(crate) struct Config {
     pub(crate) engines: EnginesConfig,
     /// The metal device.
     pub(crate) metal: MetalConfig,
+    /// The ane device.
+    pub(crate) ane: AneConfig,
     /// The mps device.
     pub(crate) mps: MpsConfig,
 }
@@ -180,6 +183,12 @@ impl Default for Config {
                 cache_dir: places.cache_dir.join("ggml"),
                 ..MetalConfig::default()
             },
+            ane: AneConfig {
+                engine_root: places.engines_dir.join("ane"),
+                state_dir: places.data_dir.join("ane"),
+                cache_dir: places.cache_dir.join("ane"),
+                ..AneConfig::default()
+            },
             mps: MpsConfig::default(),
         }
     }
@@ -207,6 +216,7 @@ impl Config {
         let config: Self =
             toml::from_str(text).map_err(|error| invalid(error.to_string().trim().to_owned()))?;
         config.metal.validate().map_err(|error| invalid(error.to_string()))?;
+        config.ane.validate().map_err(|error| invalid(error.to_string()))?;
         for dir in [&config.daemon.state_dir, &config.daemon.spec_dir, &config.daemon.client_dir] {
             if !dir.is_absolute() {
                 return Err(invalid(format!("daemon directory {} must be absolute", dir.display())));

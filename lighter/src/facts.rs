@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use lighter_devices::Device;
+use lighter_devices::ane::Ane;
 use lighter_devices::host::Host;
 use lighter_devices::metal::Metal;
 use lighter_wire::{Endpoint, Kind};
@@ -18,7 +19,8 @@ use crate::doctor::{Check, Finding};
 pub(crate) fn device(kind: Kind, config: &Config) -> Option<Box<dyn Device>> {
     match kind {
         Kind::Metal => Some(Box::new(Metal { config: config.metal.clone() })),
-        Kind::Gpu | Kind::Ane | Kind::Mps => None,
+        Kind::Ane => Some(Box::new(Ane { config: config.ane.clone() })),
+        Kind::Gpu | Kind::Mps => None,
     }
 }
 
@@ -42,6 +44,7 @@ pub(crate) fn host(config: &Config) -> anyhow::Result<Host> {
         hook: hook_path(config)?,
         hook_socket: config.daemon.hook_socket(),
         client_dir: config.daemon.client_dir.clone(),
+        socket_dir: config.daemon.socket_dir(),
         plugin_dir: match &config.daemon.plugin_dir {
             Some(folder) => folder.clone(),
             None => folder_of_this_program()?,

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
+use lighter_devices::ane::AneConfig;
 use lighter_devices::metal::MetalConfig;
 use lighter_wire::Kind;
 
@@ -53,6 +54,12 @@ pub(crate) fn run(command: &Hidden) -> anyhow::Result<ExitCode> {
         Hidden::Worker { kind: Kind::Metal } => {
             lighter_devices::metal::worker::run(take_stdin()?).context("the worker failed")?;
         }
+        Hidden::Worker { kind: Kind::Ane } => {
+            lighter_devices::ane::worker::run(take_stdin()?).context("the worker failed")?;
+        }
+        Hidden::Probe { kind: Kind::Ane } => {
+            lighter_devices::ane::probe::answer().context("the probe failed")?;
+        }
         Hidden::Probe { kind: Kind::Metal } => {
             lighter_devices::metal::probe::answer().context("the probe failed")?;
         }
@@ -68,6 +75,7 @@ pub(crate) fn run(command: &Hidden) -> anyhow::Result<ExitCode> {
 pub(crate) fn settings_of(kind: Kind, config: &Config) -> anyhow::Result<String> {
     match kind {
         Kind::Metal => serde_json::to_string(&config.metal).context("cannot write the settings as JSON"),
+        Kind::Ane => serde_json::to_string(&config.ane).context("cannot write the settings as JSON"),
         _ => bail!("{kind} is not built in"),
     }
 }
@@ -78,6 +86,9 @@ fn with_settings(kind: Kind, settings: &str) -> anyhow::Result<Config> {
         Kind::Metal => {
             config.metal =
                 serde_json::from_str::<MetalConfig>(settings).context("the settings are not valid")?;
+        }
+        Kind::Ane => {
+            config.ane = serde_json::from_str::<AneConfig>(settings).context("the settings are not valid")?;
         }
         _ => bail!("{kind} is not built in"),
     }

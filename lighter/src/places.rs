@@ -17,6 +17,8 @@ pub(crate) struct Places {
     pub(crate) client_dir: PathBuf,
     /// Engines that `lighter setup` fetched.
     pub(crate) engines_dir: PathBuf,
+    /// What devices remember.
+    pub(crate) data_dir: PathBuf,
     /// What may be thrown away.
     pub(crate) cache_dir: PathBuf,
     /// A detached daemon's log.
@@ -36,6 +38,7 @@ impl Places {
             spec_dir: "/var/run/cdi".into(),
             client_dir: "/var/lib/lighter/client".into(),
             engines_dir: "/var/lib/lighter/engines".into(),
+            data_dir: "/var/lib/lighter".into(),
             cache_dir: "/var/cache/lighter".into(),
             log_file: "/var/log/lighter.log".into(),
         }
@@ -56,6 +59,7 @@ impl Places {
             spec_dir: runtime.join("cdi"),
             client_dir: data.join("client"),
             engines_dir: data.join("engines"),
+            data_dir: data,
             cache_dir: xdg("XDG_CACHE_HOME", home.join(".cache")).join("lighter"),
             log_file: state.join("lighter.log"),
         }
