@@ -5,5 +5,6 @@
 mod containers;
 mod grants;
 mod life;
+mod mounted;
 mod streams;
 mod unix;
