@@ -10,6 +10,7 @@ mod harm;
 mod lifecycle;
 mod m12;
 mod network;
+mod old_clients;
 mod soak;
 mod support;
 mod vulkan;

@@ -41,7 +41,8 @@ pub(crate) fn repo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-fn cache() -> PathBuf {
+/// Where the tools keep what they made.
+pub(crate) fn cache() -> PathBuf {
     std::env::var_os("LIGHTER_CACHE").map_or_else(|| repo().join(".cache"), PathBuf::from)
 }
 
