@@ -127,3 +127,17 @@ fn without_the_device_no_old_client_is_served() {
     let text = text_of(&newer);
     assert!(!newer.status.success() || text.contains("ailed to connect"), "{text}");
 }
+
+#[test]
+#[ignore = "long: part of `make gates`"]
+fn a_client_of_protocol_7_gives_up_on_a_server_that_is_set_to_8() {
+    let engine = Engine::take();
+    let _daemon = Daemon::with(&engine, "protocol = 8");
+    let output = run(engine
+        .docker(["run", "--rm", "--device", DEVICE])
+        .args(mounts(&client("protocol-7"), &model()))
+        .args([LLAMA_IMAGE, &format!("{CLIENT}/llama-bench"), "-m", MODEL, "-p", "0", "-n", "4", "-r", "1"])
+        .args(["-ngl", "99", "--rpc", ENDPOINT]));
+    let text = text_of(&output);
+    assert!(!output.status.success() && text.contains("RPC handshake failed"), "{text}");
+}
