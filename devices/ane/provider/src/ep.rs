@@ -43,6 +43,8 @@ pub(crate) struct Provider {
     rules: Option<Rules>,
     /// The connection that was opened to ask, until the first model takes it.
     connection: Option<Connection>,
+    /// What people call the session's model.
+    label: String,
 }
 
 /// A compiled node: the table, and what is behind it.
@@ -82,7 +84,8 @@ impl Provider {
         }
         let table =
             Ep { version: TABLES_VERSION, name, capability, compile, release_compiled, absent: [None; 8] };
-        let provider = Self { table, ort, settings, host, rules, connection: connection.ok() };
+        let provider =
+            Self { table, ort, settings, host, rules, connection: connection.ok(), label: String::new() };
         Ok(Box::into_raw(Box::new(provider)).cast())
     }
 
@@ -90,12 +93,15 @@ impl Provider {
     ///
     /// # Safety
     /// A graph and a place for the answer that the runtime has passed in, during its call.
-    unsafe fn support(&self, graph: *const OrtGraph, info: *mut GraphSupportInfo) -> Result<(), Status> {
+    unsafe fn support(&mut self, graph: *const OrtGraph, info: *mut GraphSupportInfo) -> Result<(), Status> {
         // SAFETY: the caller's promise.
         let Some((rules, graph)) = self.rules.zip(unsafe { Graph::new(self.ort, graph) }) else {
             return Ok(());
         };
         let claim = claim(&graph, rules)?;
+        if claim.nodes > 0 {
+            self.label = model::label(&graph)?;
+        }
         let options = FusionOptions { version: TABLES_VERSION, drop_constant_initializers: true };
         let mut claimed = 0;
         for group in &claim.groups {
@@ -108,8 +114,8 @@ impl Provider {
             self.ort.check(ort_sys::OrtStatusPtr(status))?;
         }
         if self.settings.is_reported && claim.nodes > 0 {
-            let (of, groups) = (claim.nodes, claim.groups.len());
-            log::line(format_args!("{claimed} of {of} nodes in {groups} groups go to the host"));
+            let (of, groups, label) = (claim.nodes, claim.groups.len(), &self.label);
+            log::line(format_args!("{label}: {claimed} of {of} nodes in {groups} groups go to the host"));
         }
         Ok(())
     }
@@ -133,7 +139,7 @@ impl Provider {
         };
         let constants = model::constants(&graph, &fused).map_err(error)?;
         let written = model::write(&graph, &fused, &constants).map_err(error)?;
-        let package = pack(written)
+        let package = pack(written, self.label.clone())
             .map_err(|errno| fail(ort, &format!("no memory to hand the model over: {errno}")))?;
         drop(constants);
         let compiled = Compiled::new(ort, self.host.clone(), package, self.connection.take());

@@ -16,6 +16,7 @@ use crate::proto::Proto;
 /// Tensors from this length on stand beside the model.
 const WEIGHT_BYTES: usize = 1024;
 const WEIGHT_ALIGNMENT: usize = 64;
+const MAX_LABEL_CHARS: usize = 200;
 
 /// Field numbers of ONNX's messages.
 mod field {
@@ -88,7 +89,6 @@ pub(crate) struct Written<'a> {
     pub(crate) weights: Weights<'a>,
     pub(crate) inputs: Vec<Port>,
     pub(crate) outputs: Vec<Port>,
-    pub(crate) label: String,
 }
 
 /// Tensors beside a model, each with the space before it.
@@ -135,8 +135,8 @@ pub(crate) fn write<'a>(
     for node in graph.nodes()? {
         body.message(field::GRAPH_NODE, &write_node(&node)?);
     }
-    let name = graph.name()?.to_bytes();
-    body.bytes(field::GRAPH_NAME, if name.is_empty() { b"lighter" } else { name });
+    // The runtime's own name for it differs from session to session; equal models are to have equal bytes.
+    body.bytes(field::GRAPH_NAME, b"lighter");
     for (name, constant) in constants {
         let tensor = write_tensor(name, &constant.view()?, Some(&mut weights))?;
         body.message(field::GRAPH_INITIALIZER, &tensor);
@@ -157,9 +157,23 @@ pub(crate) fn write<'a>(
         set.int(field::SET_VERSION, version);
         proto.message(field::MODEL_OPERATOR_SET, &set);
     }
-    let label = String::from_utf8_lossy(name).chars().filter(|char| !char.is_control()).take(200).collect();
     let inputs = fused.inputs()?.into_iter().flatten();
-    Ok(Written { proto, weights, inputs: ports(inputs)?, outputs: ports(outputs.into_iter())?, label })
+    Ok(Written { proto, weights, inputs: ports(inputs)?, outputs: ports(outputs.into_iter())? })
+}
+
+/// What people call a graph: its file's name, else its own.
+pub(crate) fn label(graph: &Graph<'_>) -> Result<String, Status> {
+    let path = graph.path()?.to_bytes();
+    let file = path.rsplit(|byte| *byte == b'/').next().filter(|file| !file.is_empty());
+    let name = match file {
+        Some(file) => file,
+        None => graph.name()?.to_bytes(),
+    };
+    Ok(String::from_utf8_lossy(name)
+        .chars()
+        .filter(|char| !char.is_control())
+        .take(MAX_LABEL_CHARS)
+        .collect())
 }
 
 /// A ModelProto with inputs alone: behind the other one it makes a whole model.

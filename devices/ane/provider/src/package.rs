@@ -4,6 +4,7 @@
 //! The file stays as long as the session: a host that has started anew gets it again, and a host that is gone for good is
 //! replaced by a session of the container's own, made of the same bytes.
 
+use alloc::string::String;
 use core::ffi::CStr;
 
 use lighter_frames::{MODEL_ALIGNMENT, Model};
@@ -22,8 +23,8 @@ pub(crate) struct Package {
     pub(crate) model: Model,
 }
 
-/// Writes and seals the file.
-pub(crate) fn pack(written: Written<'_>) -> Result<Package, Errno> {
+/// Writes and seals the file, under a name for people.
+pub(crate) fn pack(written: Written<'_>, label: String) -> Result<Package, Errno> {
     let file = file_in_memory(NAME)?;
     let mut hasher = blake3::Hasher::new();
     let mut put = |bytes: &[u8]| {
@@ -41,7 +42,7 @@ pub(crate) fn pack(written: Written<'_>) -> Result<Package, Errno> {
     let hash = hasher.finalize().into();
     seal(&file, Seals::Content)?;
     let weights_bytes = u64::try_from(written.weights.bytes).map_err(|_| Errno::INVALID)?;
-    let Written { inputs, outputs, label, .. } = written;
+    let Written { inputs, outputs, .. } = written;
     Ok(Package { file, model: Model { hash, proto_bytes, weights_bytes, inputs, outputs, label } })
 }
 
@@ -64,9 +65,8 @@ mod tests {
         let mut proto = Proto::new();
         proto.reference(7, b"graph");
         let weights = Weights { pieces: vec![(0, &[1; 3]), (61, &[2; 2])], bytes: 66 };
-        let written =
-            Written { proto, weights, inputs: Vec::new(), outputs: Vec::new(), label: "net".into() };
-        let package = pack(written).unwrap();
+        let written = Written { proto, weights, inputs: Vec::new(), outputs: Vec::new() };
+        let package = pack(written, "net".into()).unwrap();
         assert_eq!((package.model.proto_bytes, package.model.weights_bytes), (7, 66));
         assert!(package.file.write_all(b"x").is_err());
         let mapping = Mapping::read_only(&package.file, 4096 + 66).unwrap();

@@ -35,12 +35,14 @@
 //!
 //! `[ModelProto][zeros up to a multiple of 4096][weights]`, see [`Model::file_bytes`]. Tensors of 1 KB and more are
 //! external data with the location [`WEIGHTS_LOCATION`], their offsets counted from the start of the weights and
-//! multiples of 64. The ModelProto has **no `graph.input`**: whoever makes a session appends a second ModelProto with
-//! `graph.input` alone (protobuf merges the two), in the order of [`Model::inputs`], with the dimensions of a run, or
-//! those of the [`Port`]s for a session of free shapes. Shared memory: a memfd sealed against writing, shrinking
-//! and growing. Stream: the bytes follow Sending. [`Model::hash`] is BLAKE3 of all these bytes; a host computes it
-//! itself and believes no container. Two models of equal bytes can differ in the order of their ports, so a key must
-//! hold the ports too.
+//! multiples of 64. Shared memory: a memfd sealed against writing, shrinking and growing. Stream: the bytes follow
+//! Sending. [`Model::hash`] is BLAKE3 of all these bytes; a host computes it itself and believes no container.
+//!
+//! The ModelProto has **no `graph.input`**: whoever makes a session appends a second ModelProto with `graph.input` alone
+//! (protobuf merges the two), in the order of [`Model::inputs`], with the dimensions of a run, or those of the [`Port`]s
+//! for a session of free shapes. Bound shapes let ONNX Runtime's optimiser choose other kernels, whose answers differ in
+//! the last bit: only a session of free shapes on the processor gives the very bits of the container's own. Two models of
+//! equal bytes can differ in their ports, so a key must hold the ports too.
 //!
 //! # Runs
 //!

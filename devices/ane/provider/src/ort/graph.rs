@@ -99,6 +99,16 @@ impl<'a> Graph<'a> {
         }
     }
 
+    /// The file that it was read from; empty for one that came as bytes.
+    pub(crate) fn path(&self) -> Result<&'a CStr, Status> {
+        let mut path = null();
+        // SAFETY: a graph of this call and a place for the answer, which lives as long as the graph.
+        unsafe {
+            self.ort.check((self.ort.api().Graph_GetModelPath)(self.raw.as_ptr(), &raw mut path))?;
+            Ok(text(path).unwrap_or_default())
+        }
+    }
+
     /// Version of the format that it is written in.
     pub(crate) fn ir_version(&self) -> Result<i64, Status> {
         let mut version = 0;
