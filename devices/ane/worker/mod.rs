@@ -97,13 +97,14 @@ pub fn run(control: OwnedFd) -> Result<(), WorkerError> {
     let working = Worker { engine, models: Arc::new(models), jobs, streams: Arc::default() };
     let working_jobs = Arc::clone(&working.models);
     let jobs_engine = Arc::clone(&working.engine);
-    start("jobs", move || do_jobs(&jobs_engine, &working_jobs, &queue))?;
-    let mut threads: Vec<JoinHandle<()>> = Vec::new();
+    let mut threads = vec![start("jobs", move || do_jobs(&jobs_engine, &working_jobs, &queue))?];
     while let Some((message, descriptors)) = link.next()? {
         threads.retain(|thread| !thread.is_finished());
         threads.extend(working.take(message, descriptors));
     }
     working.close();
+    // With it goes the sender of jobs, and with that their thread.
+    drop(working);
     // Threads within the engine while the process ends would crash in its destructors.
     let until = Instant::now() + FAREWELL;
     while Instant::now() < until && threads.iter().any(|thread| !thread.is_finished()) {

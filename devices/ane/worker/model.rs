@@ -45,10 +45,17 @@ pub(super) enum ModelError {
 /// A compiled model.
 #[derive(Debug)]
 pub(super) struct Compiled {
+    engine: Arc<Engine>,
     session: Session,
     /// Held for a run, where the provider bears one at a time.
     turn: Option<Mutex<()>>,
     pub(super) compile_us: u64,
+}
+
+impl Drop for Compiled {
+    fn drop(&mut self) {
+        self.engine.counters.sessions.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Compiled {
@@ -196,7 +203,8 @@ impl LoadedModel {
         self.engine.counters.sessions.fetch_add(1, Relaxed);
         let exclusive = self.engine.setup.provider.provider != Provider::Cpu;
         let turn = exclusive.then(Mutex::default);
-        Ok(Arc::new(Compiled { session, turn, compile_us: micros(start) }))
+        let engine = Arc::clone(&self.engine);
+        Ok(Arc::new(Compiled { engine, session, turn, compile_us: micros(start) }))
     }
 }
 

@@ -25,6 +25,9 @@ pub(crate) struct Memory {
 // SAFETY: plain memory of the process.
 #[allow(unsafe_code)]
 unsafe impl Send for Memory {}
+// SAFETY: threads that write at the same time are what some tests are about; none reads but by a copy.
+#[allow(unsafe_code)]
+unsafe impl Sync for Memory {}
 
 impl Drop for Memory {
     fn drop(&mut self) {

@@ -72,7 +72,9 @@ pub(crate) fn openvino() -> Option<PathBuf> {
 pub(crate) fn worker_child() {
     if std::env::var_os("LIGHTER_TEST_WORKER").is_some() {
         let control = rustix::io::dup(rustix::stdio::stdin()).unwrap();
-        lighter_devices::ane::worker::run(control).unwrap();
+        if let Err(error) = lighter_devices::ane::worker::run(control) {
+            panic!("{error}");
+        }
     }
 }
 

@@ -222,7 +222,7 @@ pub(crate) fn product(n: u64, value: f32) -> TestModel {
 
 /// `y = table[index]`, five rows of two.
 pub(crate) fn rows() -> TestModel {
-    let data: Vec<u8> = (0..10).flat_map(|value| (value as f32).to_le_bytes()).collect();
+    let data: Vec<u8> = (0..10_u8).flat_map(|value| f32::from(value).to_le_bytes()).collect();
     let table = tensor("table", Element::F32, &[5, 2], &data);
     let gather = node("Gather", &["table", "index"], &["y"], &[]);
     TestModel::new(
