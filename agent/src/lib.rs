@@ -23,6 +23,8 @@ mod device;
 mod endpoints;
 mod ends;
 mod event_loop;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod gate;
 mod grants;
 pub mod hook_protocol;

@@ -283,6 +283,30 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
+/// Takes any bytes for a packet of answers.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(input: &[u8]) {
+    let mut tcp = Request::<{ HEADER_BYTES + ENTRY_BYTES }>::new(88, 0, 1);
+    tcp.put(&[AF_INET, 1, 0, 0]);
+    let mut unix = Request::<{ HEADER_BYTES + 24 }>::new(40, 0, 1);
+    unix.put(&[1, 1, 1, 0]);
+    // Behind the fixed part, an attribute of 8 bytes: the peer.
+    unix.put(&[0; 12]);
+    unix.put(&8_u16.to_ne_bytes());
+    unix.put(&2_u16.to_ne_bytes());
+    let bytes = crate::fuzzing::shaped(input, &[&tcp.bytes, &unix.bytes]);
+    let mut rest = bytes.as_slice();
+    while let Some((message, after)) = split_message(rest) {
+        if let Answer::Entry(body) = message.answer {
+            let any = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1);
+            let _ = parse_entry(body).map(|entry| is_the_peer(&entry, any, any));
+            let _ = unix::parse_entry(body);
+        }
+        assert!(after.len() < rest.len(), "a message of no length");
+        rest = after;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -192,7 +192,7 @@ impl State {
     }
 }
 
-fn parse(bytes: &[u8]) -> io::Result<SavedGrant> {
+pub(crate) fn parse(bytes: &[u8]) -> io::Result<SavedGrant> {
     #[derive(Deserialize)]
     struct Version {
         version: u32,

@@ -127,6 +127,24 @@ fn read(socket: &Path, bytes: &[u8], asked_for: &str) -> Record {
     Record::Found { devices, project, init_pid: Some(container.state.pid) }
 }
 
+/// Takes any bytes for an answer, and for the body of a good one.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn fuzz(input: &[u8]) {
+    const ID: &str = "0f3c";
+    const BODY: &[u8] = br#"{"Id":"0f3c","State":{"Pid":7},"HostConfig":{"DeviceRequests":[{"Driver":"cdi",
+        "DeviceIDs":["lighter.sh/metal=all"]}]},"Config":{"Labels":{"com.docker.compose.project":"shop"}}}"#;
+    const WHOLE: &[u8] = b"HTTP/1.0 200 OK\r\nContent-Length: 66\r\nServer: x\r\n\r\n\
+        {\"Id\":\"0f3c\",\"State\":{\"Pid\":7},\"HostConfig\":{\"DeviceRequests\":[]}}";
+    let bytes = crate::fuzzing::shaped(input, &[BODY, WHOLE]);
+    let mut whole = format!("HTTP/1.0 200 OK\r\nContent-Length: {}\r\n\r\n", bytes.len()).into_bytes();
+    whole.extend(&bytes);
+    for answer in [&bytes, &whole] {
+        if let Record::Found { project: Some(project), .. } = read(Path::new("/s"), answer, ID) {
+            assert!(!project.is_empty() && project.len() <= 255, "a project of {} bytes", project.len());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

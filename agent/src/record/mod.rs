@@ -105,6 +105,12 @@ pub(crate) fn ask(engines: &[Box<dyn EngineRecord>], question: Question<'_>) -> 
     Verdict::Denied { reason }
 }
 
+/// Takes any bytes for an engine's answer.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(input: &[u8]) {
+    docker::fuzz(input);
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
