@@ -55,8 +55,17 @@ pub(crate) fn pidfd(socket: impl AsFd) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The pid of the process that connected, which may have ended since; `None` when it lives out of sight.
-pub(crate) fn pid(socket: impl AsFd) -> Result<Option<Pid>, Errno> {
+/// Who connected.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Credentials {
+    /// The process, which may have ended since; `None` when it lives out of sight.
+    pub(crate) pid: Option<Pid>,
+    /// Its user.
+    pub(crate) uid: u32,
+}
+
+/// Who connected, by numbers.
+pub(crate) fn of(socket: impl AsFd) -> Result<Credentials, Errno> {
     let credentials: libc::ucred = socket_option(socket, libc::SO_PEERCRED)?;
-    Ok(Pid::from_raw(credentials.pid))
+    Ok(Credentials { pid: Pid::from_raw(credentials.pid), uid: credentials.uid })
 }

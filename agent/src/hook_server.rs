@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, SystemTime};
 
 use lighter_wire::{Endpoint, GrantId, PacketError, recv_up_to, send};
-use rustix::net::{UCred, sockopt};
+use rustix::net::sockopt;
 
 use crate::agent::Shared;
 use crate::bundle;
 use crate::cgroup::Cgroups;
+use crate::credentials::{self, Credentials};
 use crate::device::DeviceName;
 use crate::endpoints::Space;
 use crate::grants::{self, Changing, Grant, Init, RecordState};
@@ -52,14 +53,14 @@ impl From<PacketError> for Refused {
 
 /// A connection to the hook's socket: tells at once who may not ask, and leaves the rest to the pool.
 pub(crate) fn take(shared: &Arc<Shared>, connection: OwnedFd) {
-    let caller = match sockopt::socket_peercred(&connection) {
+    let caller = match credentials::of(&connection) {
         Ok(caller) => caller,
         Err(errno) => {
             tracing::error!(error = %io::Error::from(errno), "a hook's caller cannot be told");
             return;
         }
     };
-    let uid = caller.uid.as_raw();
+    let uid = caller.uid;
     if uid != 0 && uid != shared.own_uid && !shared.hook_uids.contains(&uid) {
         // On threads of their own, and few: whoever may not ask cannot hold up those who may.
         let _ = shared.strangers.run(move || turn_away(&connection, uid));
@@ -91,8 +92,8 @@ impl Refused {
     }
 }
 
-fn serve(shared: &Arc<Shared>, connection: &OwnedFd, caller: UCred) {
-    let uid = caller.uid.as_raw();
+fn serve(shared: &Arc<Shared>, connection: &OwnedFd, caller: Credentials) {
+    let uid = caller.uid;
     for which in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
         if sockopt::set_socket_timeout(connection, which, Some(shared.limits.hook_timeout)).is_err() {
             return;
@@ -128,7 +129,7 @@ struct Request<'a> {
     id: String,
     bundle: &'a Path,
     device: DeviceName,
-    caller: UCred,
+    caller: Credentials,
 }
 
 impl Request<'_> {
@@ -177,7 +178,7 @@ impl Request<'_> {
             id: id.clone(),
             container: self.id.clone(),
             device: self.device.clone(),
-            caller_uid: self.caller.uid.as_raw(),
+            caller_uid: self.caller.uid,
             endpoints,
             init,
             pidfd,
@@ -223,7 +224,11 @@ impl Request<'_> {
                 "containers are granted devices by their runtime only",
             )
         };
-        let pid = u32::try_from(self.caller.pid.as_raw_nonzero().get()).map_err(|_| outside())?;
+        let pid = self
+            .caller
+            .pid
+            .and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok())
+            .ok_or_else(outside)?;
         if proc::ns_id(pid, "pid")? != shared.own_pid_ns {
             return Err(outside());
         }
@@ -237,7 +242,7 @@ impl Request<'_> {
 
     /// A user's hook may ask for containers in that user's own user namespaces only.
     fn check_owner(&self, init: &Init) -> Result<(), Refused> {
-        let uid = self.caller.uid.as_raw();
+        let uid = self.caller.uid;
         if uid == 0 {
             return Ok(());
         }
@@ -252,7 +257,7 @@ impl Request<'_> {
     }
 
     fn is_trusted(&self, shared: &Shared, init: &Init) -> io::Result<bool> {
-        if shared.trust.uids.contains(&self.caller.uid.as_raw()) {
+        if shared.trust.uids.contains(&self.caller.uid) {
             return Ok(true);
         }
         if shared.trust.cgroups.is_empty() {
@@ -272,7 +277,7 @@ impl Request<'_> {
         if missing.is_empty() {
             return Ok(());
         }
-        let uid = self.caller.uid.as_raw();
+        let uid = self.caller.uid;
         let (sock_diag, listeners) = if uid == 0 || uid == shared.own_uid {
             by_hook(space, hook, &missing)?
         } else {

@@ -42,7 +42,7 @@ fn by_pidfd(pidfd: &OwnedFd) -> io::Result<Peer> {
 }
 
 fn by_number(stream: &OwnedFd) -> io::Result<Peer> {
-    let pid = credentials::pid(stream)?.ok_or_else(out_of_sight)?;
+    let pid = credentials::of(stream)?.pid.ok_or_else(out_of_sight)?;
     let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
         Err(Errno::SRCH) => return Ok(Peer::Gone),
