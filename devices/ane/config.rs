@@ -150,7 +150,7 @@ impl FromStr for Units {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
-        match text {
+        match text.to_ascii_lowercase().as_str() {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Only(Class::Cpu)),
             "gpu" => Ok(Self::Only(Class::Gpu)),
@@ -158,7 +158,7 @@ impl FromStr for Units {
             name if !name.is_empty() && name.len() <= 64 && name.chars().all(is_name) => {
                 Ok(Self::Engine(name.to_owned()))
             }
-            other => Err(UnknownUnits(other.chars().take(80).collect())),
+            _ => Err(UnknownUnits(text.chars().take(80).collect())),
         }
     }
 }
@@ -287,6 +287,7 @@ mod tests {
             assert_eq!(text.parse::<Units>().unwrap(), units);
             assert_eq!(units.to_string(), text);
         }
+        assert_eq!("NPU".parse::<Units>().unwrap(), Units::Only(Class::Npu));
         for bad in ["", "a b", "../x", "é", &"x".repeat(65)] {
             assert!(bad.parse::<Units>().is_err(), "{bad:?}");
         }

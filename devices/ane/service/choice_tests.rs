@@ -14,7 +14,6 @@ fn candidates(engines: &[EngineIndex]) -> Vec<Candidate> {
 enum Engine {
     Right { us: u64 },
     Wrong,
-    Crashes,
     CrashesWhileTimed,
 }
 
@@ -36,7 +35,6 @@ fn play(
             Step::Sample => Event::Sampled,
             Step::Attempt(engine) => match engines[*engine] {
                 Engine::Wrong => Event::Bad(End::Wrong { text: "1 in place of 2".to_owned() }),
-                Engine::Crashes => crash(),
                 _ => Event::Right { largest: 0.0, compile_us: Some(1) },
             },
             Step::Time(None) => Event::Timed(cpu_us),

@@ -14,7 +14,7 @@ use super::super::journal::{Advice, End, Line, now_s, shapes_text, short_text};
 use super::super::probe::{AneEngine, is_meant};
 use super::choice::{Candidate, Choice, EngineIndex, Event, Step};
 use super::compare::{Output, Precision, compare};
-use super::live::LoadState;
+use super::live::{LoadState, Phase};
 use super::route::ShapeState;
 use super::warden::{Warden, cut};
 
@@ -255,8 +255,6 @@ impl Warden {
             // Without the journal a crash would be repeated for ever.
             return Some(Event::Broken);
         }
-        let limit_ms = self.shared.config.start_limit_ms.saturating_add(self.shared.config.compile_limit_ms);
-        let deadline = Instant::now() + Duration::from_millis(limit_ms);
         if self.load_state(engine, &model) == Some(LoadState::Loaded) {
             return self.send_trial(engine, true);
         }
@@ -265,9 +263,26 @@ impl Warden {
         {
             return Some(Event::Bad(End::Failed { text: short_text(&text) }));
         }
+        // A worker that starts has a limit of its own.
+        let is_up = self.workers.get(&engine).is_some_and(|live| matches!(live.phase, Phase::Up));
+        let deadline = is_up.then(|| Instant::now() + self.compile_limit());
         let current = self.trials.current.as_mut()?;
-        (current.awaiting, current.deadline) = (Awaiting::Load(engine), Some(deadline));
+        (current.awaiting, current.deadline) = (Awaiting::Load(engine), deadline);
         None
+    }
+
+    fn compile_limit(&self) -> Duration {
+        Duration::from_millis(self.shared.config.compile_limit_ms)
+    }
+
+    /// A worker takes messages from here on: what it was started for is under way.
+    pub(super) fn trial_worker_ready(&mut self, engine: EngineIndex) {
+        let deadline = Instant::now() + self.compile_limit();
+        if let Some(current) = &mut self.trials.current
+            && current.awaiting == Awaiting::Load(engine)
+        {
+            current.deadline = Some(deadline);
+        }
     }
 
     pub(super) fn trial_loaded(&mut self, engine: EngineIndex, model: ModelHash) {

@@ -390,7 +390,9 @@ impl Warden {
             "worker is ready"
         );
         let sent = live.ready();
-        self.check_sent(engine, sent);
+        if self.check_sent(engine, sent) {
+            self.trial_worker_ready(engine);
+        }
     }
 
     fn ended(&mut self, engine: EngineIndex, stream: u64, error: Option<String>) {
