@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a run through an ane worker costs over the same run in this process: 602 KB in, 4 KB out, nothing to compute,
-//! by shared memory and by stream, all three in turns.
+//! by shared memory and by stream, all in turns; and what of it is the way there and back, by a run of four bytes.
 //!
 //! usage: LIGHTER_TEST_ORT=FOLDER ane_overhead [RUNS]
 #![allow(
@@ -54,18 +54,38 @@ fn main() {
         send(&mut stream, &frame, &data);
         assert_eq!(stream.reply().unwrap().data[0].len(), 4096);
     };
-    let mut times: [Vec<Duration>; 3] = Default::default();
+    let (small, one) = (onnx::plus_one(), Tensor::new(Element::F32, vec![1]).unwrap());
+    host.serve(&small);
+    let tiny = Message::Run(Run { run: 1, data_offset: 0, inputs: vec![one] }).encode().unwrap();
+    let (mut tiny_shared, mut tiny_stream) = (host.client(&small, true), host.client(&small, false));
+    let mut tiny_by_ring = || {
+        tiny_shared.send_head(&tiny);
+        tiny_shared.reply().unwrap();
+    };
+    let mut tiny_by_stream = || {
+        send(&mut tiny_stream, &tiny, &[0; 4]);
+        tiny_stream.reply().unwrap();
+    };
+    let mut times: [Vec<Duration>; 5] = Default::default();
     // In blocks: a change from one to the other at each run would measure cold caches.
     for _ in 0..runs.div_ceil(100) {
         time(&mut times[0], &mut local);
         time(&mut times[1], &mut by_ring);
         time(&mut times[2], &mut by_stream);
+        time(&mut times[3], &mut tiny_by_ring);
+        time(&mut times[4], &mut tiny_by_stream);
     }
-    let [local, by_ring, by_stream] = times.map(median);
-    let us = |time: Duration| time.as_secs_f64() * 1e6;
-    println!("in this process {:6.1} us (median of {runs})", us(local));
-    println!("shared memory   {:6.1} us, {:+6.1} us", us(by_ring), us(by_ring) - us(local));
-    println!("stream          {:6.1} us, {:+6.1} us", us(by_stream), us(by_stream) - us(local));
+    let base = median(&mut times[0]);
+    let names = ["in this process", "shared memory", "stream", "shared memory, 4 bytes", "stream, 4 bytes"];
+    println!("microseconds of {runs} runs            least   median   median over in-process");
+    for (name, times) in names.iter().zip(&mut times) {
+        let middle = median(times);
+        println!("{name:<24} {:14.1} {middle:8.1} {:8.1}", us(times[0]), middle - base);
+    }
+}
+
+fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }
 
 fn in_process(model: &onnx::TestModel) -> Session {
@@ -86,9 +106,9 @@ fn time(into: &mut Vec<Duration>, run: &mut dyn FnMut()) {
     }
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+fn median(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
-    times[times.len() / 2]
+    us(times[times.len() / 2])
 }
 
 /// Head and data without putting them together first.

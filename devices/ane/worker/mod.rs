@@ -363,6 +363,8 @@ impl Worker {
 fn serve(engine: &Engine, streams: &Streams, stream: Stream, handover: &Handover) {
     let number = handover.stream;
     let socket = Arc::clone(&stream.socket.socket);
+    // To the end of this function: the model is forgotten after its streams have ended.
+    let _model = Arc::clone(&stream.model);
     let served = catch_unwind(AssertUnwindSafe(|| stream.serve()));
     lock(streams).remove(&number);
     engine.counters.streams_open.fetch_sub(1, Relaxed);

@@ -366,12 +366,8 @@ impl Stream {
 
     fn answer_in_ring(&mut self, run: &Run, outputs: &[Output]) -> Result<(), StreamError> {
         let tensors: Vec<Tensor> = outputs.iter().map(|output| output.tensor().clone()).collect();
-        let limit = ring::data_bytes(ring_limit(self.engine.config.max_run_bytes));
-        let Some(placed) = ring::place(0, &tensors, limit) else {
-            let text = format!("outputs are over the limit of {limit} bytes");
-            self.tell(&Message::Failed(Failed { run: run.run, failure: Failure::Run, text }));
-            return Ok(());
-        };
+        let outside = || StreamError::Outside { bytes: run.data_bytes(), offset: 0 };
+        let placed = ring::place(0, &tensors, ring::MAX_DATA_BYTES).ok_or_else(outside)?;
         if self.ring.as_ref().is_some_and(|ring| placed.end > ring.data_bytes()) {
             self.grow(run, placed.end)?;
         }
@@ -420,7 +416,15 @@ impl Stream {
     }
 
     fn compute(&self, run: &Run, shapes: &Shapes, inputs: &[Input<'_>]) -> Verdict {
-        let verdict = compute(&self.engine, &self.model, self.number, shapes, inputs);
+        let mut verdict = compute(&self.engine, &self.model, self.number, shapes, inputs);
+        if let Verdict::Outputs(outputs) = &verdict {
+            let bytes: u64 = outputs.iter().map(|output| output.tensor().bytes()).sum();
+            let limit = self.engine.config.max_run_bytes;
+            if bytes > limit {
+                let text = format!("outputs of {bytes} bytes are over the limit of {limit}");
+                verdict = Verdict::Refused(Failure::Run, text);
+            }
+        }
         match &verdict {
             Verdict::Outputs(outputs) => {
                 let out_bytes = outputs.iter().map(|output| output.tensor().bytes()).sum();
@@ -428,7 +432,12 @@ impl Stream {
                 self.engine.counters.in_bytes.fetch_add(run.data_bytes(), Relaxed);
                 self.engine.counters.out_bytes.fetch_add(out_bytes, Relaxed);
             }
-            Verdict::Refused(_, text) | Verdict::Another(text) => self.engine.counters.failed(text),
+            Verdict::Refused(_, text) => self.engine.counters.failed(text),
+            Verdict::Another(text) => {
+                // Until the service says otherwise: the next stream with these shapes need not fail as well.
+                self.model.policy().recall(shapes.clone());
+                self.engine.counters.failed(text);
+            }
         }
         self.engine.touch();
         verdict
