@@ -6,6 +6,7 @@ usage: cases.py CASE…
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -102,7 +103,8 @@ def settings(host, devices):
     version = [int(part) for part in onnxruntime.__version__.split(".")]
     assert host.events("hello")[-1]["ort"] == version
     try:
-        kit.session(model, devices, host, transport="pigeon")
+        # With the fall-back of Python's class the program would go on without the device.
+        kit.session(model, devices, host, transport="pigeon", fallback=0)
     except Exception as error:
         assert "pigeon" in str(error) and "transport" in str(error), error
     else:
@@ -304,6 +306,80 @@ def bound(_, devices):
         host.end()
 
 
+def helper(name, environment, *command):
+    """Runs a program as it would run in a container with this environment."""
+    folder = os.path.join(kit.HERE, "../../../python")
+    whole = {**os.environ, "LIGHTER_ANE_EP": kit.LIBRARY, **environment}
+    if name == "auto":
+        whole["PYTHONPATH"] = folder + os.pathsep + whole["PYTHONPATH"]
+        command = (sys.executable, *command)
+    else:
+        command = (os.path.join(folder, "lighter-ane-check"), *command)
+        whole["LIGHTER_ANE_PYTHON"] = sys.executable
+    child = subprocess.run(command, env=whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return child.returncode, child.stdout
+
+
+# A program that knows nothing of the device.
+UNMODIFIED = """
+import sys, onnxruntime as ort, numpy
+options = ort.SessionOptions()
+image = numpy.ones((128, 128), "float32")
+for providers in (None, ["CPUExecutionProvider"], ort.get_available_providers()):
+    for given in (None, options, options):
+        session = ort.InferenceSession(sys.argv[1], given, providers)
+        print(session.run(None, {"x": image})[0].sum(), session.get_providers())
+"""
+
+
+def auto(host, _):
+    """The opt-in hook: an unmodified program uses the device, and runs where there is none, or nothing to do."""
+    path, program = os.path.join(kit.FOLDER, "model.onnx"), os.path.join(kit.FOLDER, "program.py")
+    with open(path, "wb") as model, open(program, "w") as text:
+        model.write(small.worthwhile()[0])
+        text.write(UNMODIFIED)
+    on = {"LIGHTER_ANE_AUTO": "1", "LIGHTER_ANE": host.socket}
+    code, said = helper("auto", on, program, path)
+    assert code == 0 and said.count("LighterANE") == 9, said
+    assert host.runs == 9, (host.runs, said)
+    for environment, expected in (
+        ({}, ""),
+        ({**on, "LIGHTER_ANE_AUTO": "0"}, ""),
+        ({**on, "LIGHTER_ANE_EP": "/nonexistent.so"}, "/nonexistent.so is not there"),
+    ):
+        code, said = helper("auto", environment, program, path)
+        assert code == 0 and "LighterANE" not in said and expected in said and said.count("lighter-ane:") <= 1, said
+    code, said = helper("auto", {**on, "LIGHTER_ANE": "/nonexistent"}, program, path)
+    assert code == 0 and said.count("does not answer") == 1, said
+    code, said = helper("auto", on, "-S", "-c", "print(1)")
+    assert (code, said) == (0, "1\n"), said
+    code, said = helper("auto", on, "-c", "import lighter_ane_auto, json; print(1)")
+    assert (code, said) == (0, "1\n"), said
+    assert host.runs == 9, host.runs
+
+
+def check(host, _):
+    """The self-test says what is wrong, at the step where it is."""
+    on = {"LIGHTER_ANE": host.socket}
+    code, said = helper("check", on)
+    assert code == 0 and "1 runs on the host" in said and "The device works." in said, said
+    path = os.path.join(kit.FOLDER, "model.onnx")
+    with open(path, "wb") as model:
+        model.write(small.branch()[0])
+    code, said = helper("check", on, path)
+    assert code == 0 and "model.onnx" in said, said
+    for environment, expected in (
+        ({**on, "LIGHTER_ANE_EP": "/nonexistent.so"}, "/nonexistent.so is not there"),
+        ({"LIGHTER_ANE": "/nonexistent"}, "/nonexistent is not there"),
+        ({**on, "PYTHONPATH": ""}, "no onnxruntime for"),
+    ):
+        code, said = helper("check", environment)
+        assert code == 1 and "WRONG" in said and expected in said, said
+    host.kill()
+    code, said = helper("check", on)
+    assert code == 1 and "does not answer" in said, said
+
+
 def mischief(kind, on_host):
     """A host that does this: right answers all the same, and so many runs on it."""
 
@@ -326,10 +402,7 @@ def mischief(kind, on_host):
     return case
 
 
-CASES = {
-    **{case.__name__: case for case in (
-        each_small_model, real_models, device, settings, binding, threads, fork, fork_alone, many_sessions, killed,
-        gone, never_there, own_errors, bound, unregister)},
+MISCHIEF = {
     "again": mischief("again", 3),
     "not_these": mischief("not-these", 0),
     "refuse": mischief("refuse", 0),
@@ -339,6 +412,14 @@ CASES = {
     "wrong_type": mischief("wrong-type", 1),
     "beyond": mischief("beyond", 1),
 }
+CASES = {
+    **{case.__name__: case for case in (
+        each_small_model, real_models, device, settings, binding, threads, fork, fork_alone, many_sessions, killed,
+        gone, never_there, own_errors, bound, auto, check, unregister)},
+    **MISCHIEF,
+}
+# They start a host of their own, or none.
+ALONE = {never_there, bound, *MISCHIEF.values()}
 
 
 def too_old():
@@ -357,13 +438,14 @@ def main():
         return too_old()
     devices = kit.register()
     for name in sys.argv[1:]:
-        host = kit.Host()
+        started, case = time.monotonic(), CASES[name]
+        host = None if case in ALONE else kit.Host()
         try:
-            started = time.monotonic()
-            CASES[name](host, devices)
+            case(host, devices)
             print(f"ok {name} ({time.monotonic() - started:.1f} s)", flush=True)
         finally:
-            host.end()
+            if host is not None:
+                host.end()
 
 
 if __name__ == "__main__":

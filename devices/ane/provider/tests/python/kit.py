@@ -69,6 +69,8 @@ class Host:
 def options(**entries):
     made = onnxruntime.SessionOptions()
     made.log_severity_level = 3
+    # Processors are few, and other tests run.
+    made.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for name, value in entries.items():
         made.add_session_config_entry(name, value)
     return made
@@ -78,11 +80,11 @@ def reference(model):
     return onnxruntime.InferenceSession(model, options(), providers=["CPUExecutionProvider"])
 
 
-def session(model, devices, host, transport="shm", min_work="0", **more):
+def session(model, devices, host, transport="shm", min_work="0", fallback=1, **more):
     made = options()
     settings = {"socket": host if isinstance(host, str) else host.socket, "transport": transport, "min_work": min_work}
     made.add_provider_for_devices(devices, {**settings, **more})
-    return onnxruntime.InferenceSession(model, made)
+    return onnxruntime.InferenceSession(model, made, enable_fallback=fallback)
 
 
 def same(got, expected):

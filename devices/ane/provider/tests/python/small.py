@@ -124,6 +124,13 @@ def attention():
     return model, [{name: normal(1, 2, 4, 8) for name in "qkv"}]
 
 
+def worthwhile():
+    """Just enough work to be sent to the host unasked."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    model = make(nodes, [info("x", FLOAT, [128, 128])], [info("y", FLOAT, [128, 128])], [("w", normal(128, 128))])
+    return model, [{"x": normal(128, 128)}]
+
+
 def heavy():
     """Long enough to be caught in the middle of."""
     names = ["x", *(f"v{step}" for step in range(1, 20)), "y"]
