@@ -4,10 +4,13 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::print_stdout)] // a gate fails by panicking
 
+mod ane;
+mod ane_recovery;
 mod bad_input;
 mod engines;
 mod harm;
 mod lifecycle;
+mod m10;
 mod m12;
 mod network;
 mod old_clients;

@@ -100,8 +100,13 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
 }
 
 /// Waits until `test` gives something, and fails with `what` if it never does.
-pub(crate) fn eventually<T>(what: &str, mut test: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(30);
+pub(crate) fn eventually<T>(what: &str, test: impl FnMut() -> Option<T>) -> T {
+    eventually_within(30, what, test)
+}
+
+/// The same with more patience.
+pub(crate) fn eventually_within<T>(seconds: u64, what: &str, mut test: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(seconds);
     loop {
         if let Some(value) = test() {
             return value;
@@ -245,24 +250,26 @@ impl Daemon {
         Self::with(engine, "")
     }
 
-    /// Starts one whose `[metal]` section holds these lines besides.
-    pub(crate) fn with(engine: &Engine, metal: &str) -> Self {
+    /// Starts one whose `[metal]` section holds these lines besides; they may go on with other sections, `[ane]` last.
+    pub(crate) fn with(engine: &Engine, sections: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("lighter-gate-").tempdir().unwrap();
         // Containers whose users are remapped must reach the client folder below it.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let hook = std::env::var_os("LIGHTER_GATE_HOOK")
             .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_lighter-hook")), PathBuf::from);
-        // `tools/build` lays the plug-in for containers beside the hook.
+        // `tools/build` lays the plug-ins for containers beside the hook.
         let plugin_dir = hook.parent().unwrap().to_owned();
-        let engine_root = if metal.contains("engine_root") {
+        let engine_root = if sections.contains("engine_root") {
             String::new()
         } else {
             format!("engine_root = \"{}\"", engine_root("metal").display())
         };
+        let ane = if sections.contains("[ane]") { "" } else { "[ane]" };
         let config = format!(
             "[daemon]\nstate_dir = \"{0}/state\"\nspec_dir = \"{1}\"\nclient_dir = \"{0}/client\"\nlog_file = \"{0}/log\"\n\
              hook = \"{2}\"\nplugin_dir = \"{4}\"\n[engines]\ndocker = [\"{3}\"]\n\
-             [metal]\n{engine_root}\ncache_dir = \"{0}/cache\"\n{metal}\n",
+             [metal]\n{engine_root}\ncache_dir = \"{0}/cache\"\n{sections}\n\
+             {ane}\nstate_dir = \"{0}/ane\"\ncache_dir = \"{0}/ane-cache\"\n",
             dir.path().display(),
             engine.spec_dir().display(),
             hook.display(),
@@ -343,7 +350,9 @@ impl Drop for Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
-        let _ = std::fs::remove_file(self.spec_dir.join("lighter.sh-metal.json"));
+        for device in ["metal", "ane"] {
+            let _ = std::fs::remove_file(self.spec_dir.join(format!("lighter.sh-{device}.json")));
+        }
         if std::thread::panicking() {
             eprintln!("--- the daemon's log\n{}", self.log());
         }
