@@ -47,3 +47,19 @@ exclusively() {
 
 # size PATH: how much disk it takes, for people.
 size() { du -sh "$1" | cut -f1; }
+
+# write_section NAME: puts standard input into docs/benchmarks.md, in the place of the section that had the name.
+write_section() {
+	local name=$1 file=$repo/docs/benchmarks.md new
+	new=$(mktemp "$file.XXXXXX")
+	cat >"$new.section"
+	awk -v name="$name" -v section="$new.section" '
+		$0 == "<!-- " name " -->" { print; print ""; while ((getline line < section) > 0) print line; print ""; skip = 1 }
+		$0 == "<!-- /" name " -->" { skip = 0 }
+		!skip { print }
+	' "$file" >"$new"
+	rm "$new.section"
+	grep -qx "<!-- /$name -->" "$new" || die "$file has no section $name: put its two comment lines back"
+	chmod 644 "$new"
+	mv "$new" "$file"
+}

@@ -6,8 +6,11 @@ use std::path::PathBuf;
 use crate::support::{Engine, cache, eventually_within, repo, run, stdout_of, text_of};
 
 pub(crate) const ANE: &str = "lighter.sh/ane=all";
-/// What a container of another suite than the host's Python cannot load has no folder here.
-const IMAGE: &str = "lighter-test/python:bookworm";
+
+/// An image whose Python is of the same version as the one that fetched the wheels.
+fn image() -> String {
+    std::env::var("LIGHTER_TEST_PYTHON_IMAGE").unwrap_or_else(|_| "lighter-test/python:bookworm".to_owned())
+}
 
 /// A folder of `tools/wheels`.
 pub(crate) fn wheels(name: &str) -> PathBuf {
@@ -40,8 +43,9 @@ pub(crate) struct Program<'a> {
 impl<'a> Program<'a> {
     /// Starts it, with the wheels of `runtime` and the models of `tools/wheels` in reach.
     pub(crate) fn start(engine: &'a Engine, runtime: &str, options: &[&str], command: &str) -> Self {
-        let found = run(engine.docker(["image", "inspect", IMAGE]));
-        assert!(found.status.success(), "image {IMAGE} is missing: run `tools/images python-bookworm`");
+        let image = image();
+        let found = run(engine.docker(["image", "inspect", &image]));
+        assert!(found.status.success(), "image {image} is missing: run `tools/images python-bookworm`");
         let mount = |from: PathBuf, to: &str| format!("{}:{to}:ro", from.display());
         let id = stdout_of(
             engine
@@ -50,7 +54,7 @@ impl<'a> Program<'a> {
                 .args(["-v", &mount(wheels("models"), "/models")])
                 .args(["-v", &mount(repo().join("lighter/tests/gates/ane"), "/gate")])
                 .args(options)
-                .args([IMAGE, "sh", "-c", &format!("{command}; echo ended with $?; sleep infinity")]),
+                .args([&image, "sh", "-c", &format!("{command}; echo ended with $?; sleep infinity")]),
         );
         Self { engine, id: id.trim().to_owned() }
     }
