@@ -48,6 +48,16 @@ exclusively() {
 # size PATH: how much disk it takes, for people.
 size() { du -sh "$1" | cut -f1; }
 
+# The Debian suite whose Python is of this machine's version, so that wheels fetched here fit an image of it.
+python_suite() {
+	need_program python3 python3
+	case $(python3 -c 'import sys; print(sys.version_info[1])') in
+	11) echo bookworm ;;
+	13) echo trixie ;;
+	*) echo sid ;;
+	esac
+}
+
 # write_section NAME: puts standard input into docs/benchmarks.md, in the place of the section that had the name.
 write_section() {
 	local name=$1 file=$repo/docs/benchmarks.md new

@@ -45,8 +45,8 @@ class Reader:
     """The two models on one place to run."""
 
     def __init__(self, models, on_device):
-        self.detector = session(models / "det.onnx", on_device)
-        self.recognizer = session(models / "rec.onnx", on_device)
+        self.detector = session(models / "ch_PP-OCRv4_det_infer.onnx", on_device)
+        self.recognizer = session(models / "ch_PP-OCRv4_rec_infer.onnx", on_device)
         # The model carries its own alphabet. 0 is "nothing here", the last one a space.
         alphabet = self.recognizer.get_modelmeta().custom_metadata_map["character"].splitlines()
         self.alphabet = ["", *alphabet, " "]
