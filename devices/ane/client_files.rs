@@ -33,6 +33,14 @@ pub fn check(host: &Host) -> Result<(), super::locate::Missing> {
     })
 }
 
+/// The helpers for Python, beside the provider. The names of `python/`; the second value says which is a program.
+const HELPERS: [(&str, bool, &str); 4] = [
+    ("lighter-ane-check", true, include_str!("python/lighter-ane-check")),
+    ("lighter_ane_check.py", false, include_str!("python/lighter_ane_check.py")),
+    ("lighter_ane_auto.py", false, include_str!("python/lighter_ane_auto.py")),
+    ("sitecustomize.py", false, include_str!("python/sitecustomize.py")),
+];
+
 /// The provider and the helpers, or nothing where the provider is not installed.
 #[must_use]
 pub fn files(host: &Host) -> Vec<ClientFile> {
@@ -40,5 +48,11 @@ pub fn files(host: &Host) -> Vec<ClientFile> {
         return Vec::new();
     }
     let content = Content::CopyOf(host.plugin_dir.join(LIBRARY));
-    vec![ClientFile { path: library_path(), content, executable: false }]
+    let mut files = vec![ClientFile { path: library_path(), content, executable: false }];
+    files.extend(HELPERS.map(|(name, executable, text)| ClientFile {
+        path: Path::new(FOLDER).join(name),
+        content: Content::Bytes(text.as_bytes().to_vec()),
+        executable,
+    }));
+    files
 }
