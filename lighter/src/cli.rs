@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::{Parser, Subcommand};
 
+use crate::ane_command::{self, AneCommand};
 use crate::cdi_command::{self, CdiCommand};
 use crate::config::Config;
 use crate::config_command::{self, ConfigArgs};
@@ -65,6 +66,9 @@ enum Command {
     },
     /// Fetch the host part of a device
     Setup(SetupArgs),
+    /// List the ane device's models and the engines chosen for them, or have one judged anew
+    #[command(subcommand)]
+    Ane(AneCommand),
     /// Work with CDI specs, whoever wrote them
     #[command(subcommand)]
     Cdi(CdiCommand),
@@ -110,6 +114,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Doctor { json } => doctor_command::run(&Config::load(&config_file)?, *json),
         Command::Devices { json } => devices_command::run(&Config::load(&config_file)?, *json),
         Command::Setup(args) => setup::run(args, &Config::load(&config_file)?),
+        Command::Ane(command) => ane_command::run(command, &Config::load(&config_file)?),
         Command::Cdi(command) => cdi_command::run(command),
         Command::Hidden(command) => {
             logging::start();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `lighter`: the daemon that publishes and enforces the devices, and the commands to run and examine it.
 
+mod ane_command;
 mod cdi_command;
 mod cli;
 mod config;

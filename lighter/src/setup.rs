@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `lighter setup`: fetches what the host needs for a device, and removes it again.
 //!
+//! ane: ONNX Runtime's libraries ([`ane`]).
 //! metal: an engine root, a folder with Debian's ggml and everything below it, for hosts whose own libraries are
 //! missing or older. The fetching is Debian's tools' work, driven by the scripts that the tests use too.
+
+mod ane;
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,8 +25,11 @@ pub(crate) struct SetupArgs {
     /// Add the Vulkan backend with Mesa's drivers (metal only)
     #[arg(long)]
     vulkan: bool,
+    /// Add the build with OpenVINO, for Intel's processors, GPUs and NPUs (ane only)
+    #[arg(long)]
+    openvino: bool,
     /// Remove what an earlier setup fetched
-    #[arg(long, conflicts_with = "vulkan")]
+    #[arg(long, conflicts_with_all = ["vulkan", "openvino"])]
     remove: bool,
 }
 
@@ -31,6 +37,8 @@ pub(crate) struct SetupArgs {
 enum SetupDevice {
     /// ggml
     Metal,
+    /// ONNX Runtime
+    Ane,
 }
 
 const SCRIPTS: [(&str, &str); 3] = [
@@ -41,7 +49,15 @@ const SCRIPTS: [(&str, &str); 3] = [
 
 /// Runs `lighter setup`.
 pub(crate) fn run(args: &SetupArgs, config: &Config) -> anyhow::Result<ExitCode> {
-    let SetupDevice::Metal = args.device;
+    match args.device {
+        SetupDevice::Metal if args.openvino => bail!("--openvino is for `lighter setup ane`"),
+        SetupDevice::Ane if args.vulkan => bail!("--vulkan is for `lighter setup metal`"),
+        SetupDevice::Metal => metal(args, config),
+        SetupDevice::Ane => ane::run(args.openvino, args.remove, config),
+    }
+}
+
+fn metal(args: &SetupArgs, config: &Config) -> anyhow::Result<ExitCode> {
     let root = &config.metal.engine_root;
     let scripts = unpack()?;
     let cache = config.metal.cache_dir.parent().unwrap_or(&config.metal.cache_dir).join("packages");
