@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a run through an ane worker costs over the same run in this process: 602 KB in, 4 KB out, nothing to compute,
-//! by shared memory and by stream, all in turns; and what of it is the way there and back, by a run of four bytes.
+//! by shared memory and by stream, all in turns; what of it is the way there and back, by a run of four bytes; and
+//! what a run in this process costs when the processor has done something else before it, as it has in a worker.
 //!
 //! usage: LIGHTER_TEST_ORT=FOLDER ane_overhead [RUNS]
 #![allow(
@@ -66,7 +67,7 @@ fn main() {
         send(&mut tiny_stream, &tiny, &[0; 4]);
         tiny_stream.reply().unwrap();
     };
-    let mut times: [Vec<Duration>; 5] = Default::default();
+    let mut times: [Vec<Duration>; 6] = Default::default();
     // In blocks: a change from one to the other at each run would measure cold caches.
     for _ in 0..runs.div_ceil(100) {
         time(&mut times[0], &mut local);
@@ -74,9 +75,17 @@ fn main() {
         time(&mut times[2], &mut by_stream);
         time(&mut times[3], &mut tiny_by_ring);
         time(&mut times[4], &mut tiny_by_stream);
+        time_rested(&mut times[5], &mut local);
     }
     let base = median(&mut times[0]);
-    let names = ["in this process", "shared memory", "stream", "shared memory, 4 bytes", "stream, 4 bytes"];
+    let names = [
+        "in this process",
+        "shared memory",
+        "stream",
+        "shared memory, 4 bytes",
+        "stream, 4 bytes",
+        "in this process, rested",
+    ];
     println!("microseconds of {runs} runs            least   median   median over in-process");
     for (name, times) in names.iter().zip(&mut times) {
         let middle = median(times);
@@ -100,6 +109,15 @@ fn in_process(model: &onnx::TestModel) -> Session {
 fn time(into: &mut Vec<Duration>, run: &mut dyn FnMut()) {
     run();
     for _ in 0..100 {
+        let start = Instant::now();
+        run();
+        into.push(start.elapsed());
+    }
+}
+
+fn time_rested(into: &mut Vec<Duration>, run: &mut dyn FnMut()) {
+    for _ in 0..100 {
+        std::thread::sleep(Duration::from_micros(20));
         let start = Instant::now();
         run();
         into.push(start.elapsed());

@@ -13,7 +13,7 @@ use super::line_of;
 use super::memory::{Buffer, Shared};
 use super::model::{LoadedModel, micros};
 use super::parcel;
-use super::stream::{Source, length};
+use super::stream::length;
 use crate::ane::control::{FromWorker, Outcome, Provider, Shapes, TensorPlace, Trial};
 use crate::ane::ort::{Input, Output};
 
@@ -64,6 +64,15 @@ pub(super) fn gather<'a>(tensors: &'a [Tensor], offsets: &[usize], bytes: &'a [u
         Input::new(tensor, bytes.get(*offset..)?.get(..length(tensor))?)
     };
     tensors.iter().zip(offsets).filter_map(input).collect()
+}
+
+/// Where an input stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Source {
+    /// In the worker's own memory.
+    Private(usize),
+    /// In the ring.
+    Ring(usize),
 }
 
 /// Inputs in private memory and in a ring; `None` when one is not within.

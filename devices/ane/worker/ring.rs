@@ -18,9 +18,10 @@ use rustix::time::Timespec;
 
 use super::memory::{MemoryError, Shared};
 
-/// How long the host waits on the futex before it sleeps on the stream. Longer costs wake-ups of an idle worker,
-/// shorter costs a client with pauses one small frame a run.
-const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+/// How long the host waits on the futex before it sleeps on the stream. Below a tick of the kernel's clock each wait
+/// would set the processor's own timer, which costs more than the wait; longer delays the end of a stream whose client
+/// is gone.
+const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// Why a ring cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Plays the service for a real ane worker with a real ONNX Runtime, and a container on either transport.
 //!
-//! `LIGHTER_TEST_ORT` names folders with unpacked wheels of ONNX Runtime, separated by colons. Unset, the tests say
-//! loudly that they did not run.
+//! `LIGHTER_TEST_ORT` names folders with unpacked wheels of ONNX Runtime (`tools/wheels ort-1.32 openvino`), or
+//! libraries themselves, separated by colons. Unset, the tests say loudly that they did not run.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub(crate) mod client;
@@ -33,13 +33,19 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The libraries below the folders, each with whether OpenVINO is part of it.
 pub(crate) fn libraries() -> Vec<(PathBuf, bool)> {
     let Some(folders) = std::env::var_os("LIGHTER_TEST_ORT") else {
-        eprintln!("NOT RUN: set LIGHTER_TEST_ORT to unpacked wheels of ONNX Runtime");
+        eprintln!(
+            "NOT RUN: set LIGHTER_TEST_ORT to unpacked wheels of ONNX Runtime (tools/wheels ort-1.32 openvino)"
+        );
         return Vec::new();
     };
     std::env::split_paths(&folders).filter_map(|folder| library_in(&folder)).collect()
 }
 
 fn library_in(folder: &Path) -> Option<(PathBuf, bool)> {
+    if folder.is_file() {
+        let with_openvino = folder.with_file_name("libonnxruntime_providers_openvino.so").exists();
+        return Some((folder.to_owned(), with_openvino));
+    }
     let capi = folder.join("onnxruntime/capi");
     let folder = if capi.is_dir() { capi } else { folder.to_owned() };
     let names: Vec<PathBuf> =
