@@ -57,11 +57,16 @@ impl Provider {
     fn defaults(self, threads: u16, cache_dir: Option<&Path>) -> Vec<(&'static str, String)> {
         let cache = cache_dir.map(|dir| dir.to_string_lossy().into_owned());
         match self {
-            Self::Cpu | Self::Cuda | Self::MiGraphX => Vec::new(),
-            // The GPU's default precision is half; the answer must be that of the model's own type.
+            Self::Cpu | Self::MiGraphX => Vec::new(),
+            // A model's 32-bit floats are computed as such, not cut to 19 bits.
+            Self::Cuda => vec![("use_tf32", "0".to_owned())],
+            // A GPU's own default is half precision, whatever the model's is.
             Self::OpenVino => {
-                let mut options =
-                    vec![("device_type", "CPU".to_owned()), ("num_of_threads", threads.to_string())];
+                let mut options = vec![
+                    ("device_type", "CPU".to_owned()),
+                    ("num_of_threads", threads.to_string()),
+                    ("precision", "ACCURACY".to_owned()),
+                ];
                 options.extend(cache.map(|dir| ("cache_dir", dir)));
                 options
             }

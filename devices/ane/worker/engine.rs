@@ -105,6 +105,8 @@ impl Engine {
     /// Marks a run of a stream as going on, until the guard is dropped.
     pub(super) fn running(&self, stream: u64) -> Running<'_> {
         lock(&self.running).insert(stream, Instant::now());
+        // A run that never ends is heard of by that it began.
+        self.touch();
         Running { engine: self, stream }
     }
 

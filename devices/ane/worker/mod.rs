@@ -165,11 +165,11 @@ fn do_jobs(engine: &Engine, models: &Models, queue: &Receiver<Job>) {
     }
 }
 
-/// Compiles the session that serves all shapes, where there is one.
+/// Looks a model through, and compiles the session that serves all shapes, where there is one.
 fn load(engine: &Engine, models: &Models, model: &Arc<LoadedModel>) {
     let hash = model.hash;
     let compiled = if engine.config.bind_shapes {
-        Ok(0)
+        model.check().map(|()| 0)
     } else {
         model.session(&Shapes::default()).map(|compiled| compiled.compile_us)
     };

@@ -16,7 +16,7 @@ use super::engine::Engine;
 use super::line_of;
 use super::memory::{MemoryError, Sealed};
 use super::policy::Policy;
-use super::proto::{self, ProtoError};
+use super::proto;
 use crate::ane::control::{FromWorker, Model, ModelHash, Provider, Shapes};
 use crate::ane::ort::{Input, ModelBytes, OrtError, Output, Session};
 
@@ -37,9 +37,6 @@ pub(super) enum ModelError {
     /// A port of a type that does not travel.
     #[error("port {0:?} has a type that does not travel")]
     Port(String),
-    /// What is in it.
-    #[error(transparent)]
-    Proto(#[from] ProtoError),
 }
 
 /// A compiled model.
@@ -102,6 +99,7 @@ pub(super) struct LoadedModel {
     proto_bytes: usize,
     weights_offset: usize,
     policy: Mutex<Policy>,
+    checked: OnceLock<Result<(), String>>,
     declared: Slot,
     bound: Mutex<Bound>,
     forgotten: AtomicBool,
@@ -116,7 +114,7 @@ pub(super) fn micros(since: Instant) -> u64 {
 }
 
 impl LoadedModel {
-    /// Maps and looks through a model. Compiles nothing.
+    /// Maps a model. Takes no longer for a large one.
     pub(super) fn new(engine: &Arc<Engine>, model: &Model, file: &OwnedFd) -> Result<Self, ModelError> {
         let Model { proto_bytes, weights_bytes, .. } = *model;
         let sizes = || ModelError::Sizes { proto_bytes, weights_bytes };
@@ -139,12 +137,12 @@ impl LoadedModel {
             proto_bytes: number(proto_bytes)?,
             weights_offset: number(offset)?,
             policy: Mutex::default(),
+            checked: OnceLock::new(),
             declared: Slot::default(),
             bound: Mutex::default(),
             forgotten: AtomicBool::new(false),
         };
         engine.counters.model_bytes.fetch_add(file_bytes, Relaxed);
-        proto::check(loaded.proto())?;
         Ok(loaded)
     }
 
@@ -179,6 +177,15 @@ impl LoadedModel {
         slot.get_or_init(|| self.compile(Some(shapes))).clone()
     }
 
+    /// Looks the model through, once. Nothing is compiled that was not.
+    ///
+    /// # Errors
+    /// When something in it leads out of it.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let check = || proto::check(self.proto()).map_err(|error| error.to_string());
+        self.checked.get_or_init(check).clone()
+    }
+
     /// Whether [`Self::session`] would have nothing to compile.
     pub(super) fn is_compiled(&self, shapes: &Shapes) -> bool {
         if !self.engine.config.bind_shapes {
@@ -188,6 +195,7 @@ impl LoadedModel {
     }
 
     fn compile(&self, shapes: Option<&Shapes>) -> Result<Arc<Compiled>, String> {
+        self.check()?;
         let _one = lock(&self.engine.compiling);
         let start = Instant::now();
         let inputs = shapes.map_or_else(|| self.inputs.clone(), |all| proto::bound(&self.inputs, &all.0));
