@@ -54,8 +54,19 @@ pub(super) fn compute(
             engine.counters.engine_us.fetch_add(us, Relaxed);
             Verdict::Outputs(outputs)
         }
-        Err(error) => refused(Failure::Run, line_of(&error)),
+        Err(error) => {
+            let text = line_of(&error);
+            if is_about_memory(&text) {
+                model.renew(shapes, &compiled);
+            }
+            refused(Failure::Run, text)
+        }
     }
+}
+
+/// Whether a run failed for want of memory, as far as ONNX Runtime's words tell.
+fn is_about_memory(text: &str) -> bool {
+    ["alloc", "Alloc", "SafeInt"].iter().any(|word| text.contains(word))
 }
 
 /// Inputs in private memory. One that is not within is left out, which the session notices.

@@ -100,7 +100,7 @@ pub(super) struct LoadedModel {
     weights_offset: usize,
     policy: Mutex<Policy>,
     checked: OnceLock<Result<(), String>>,
-    declared: Slot,
+    declared: Mutex<Slot>,
     bound: Mutex<Bound>,
     forgotten: AtomicBool,
 }
@@ -138,7 +138,7 @@ impl LoadedModel {
             weights_offset: number(offset)?,
             policy: Mutex::default(),
             checked: OnceLock::new(),
-            declared: Slot::default(),
+            declared: Mutex::default(),
             bound: Mutex::default(),
             forgotten: AtomicBool::new(false),
         };
@@ -165,7 +165,8 @@ impl LoadedModel {
     /// In the provider's words.
     pub(super) fn session(&self, shapes: &Shapes) -> Result<Arc<Compiled>, String> {
         if !self.engine.config.bind_shapes {
-            return self.declared.get_or_init(|| self.compile(None)).clone();
+            let slot = Arc::clone(&*lock(&self.declared));
+            return slot.get_or_init(|| self.compile(None)).clone();
         }
         let most = usize::try_from(self.engine.config.max_bound).unwrap_or(usize::MAX);
         let (slot, gone) = lock(&self.bound).place(shapes, most);
@@ -189,9 +190,20 @@ impl LoadedModel {
     /// Whether [`Self::session`] would have nothing to compile.
     pub(super) fn is_compiled(&self, shapes: &Shapes) -> bool {
         if !self.engine.config.bind_shapes {
-            return self.declared.get().is_some();
+            return lock(&self.declared).get().is_some();
         }
         lock(&self.bound).0.iter().any(|(there, slot)| there == shapes && slot.get().is_some())
+    }
+
+    /// Drops a session, so that the next run compiles another. ONNX Runtime's allocator takes no large request for
+    /// good once it has refused an absurd one, and a worker outlives the container's process that made it.
+    pub(super) fn renew(&self, shapes: &Shapes, old: &Arc<Compiled>) {
+        let is_old = |slot: &Slot| matches!(slot.get(), Some(Ok(there)) if Arc::ptr_eq(there, old));
+        let mut declared = lock(&self.declared);
+        if is_old(&declared) {
+            *declared = Slot::default();
+        }
+        lock(&self.bound).0.retain(|(of, slot)| of != shapes || !is_old(slot));
     }
 
     fn compile(&self, shapes: Option<&Shapes>) -> Result<Arc<Compiled>, String> {
@@ -227,7 +239,7 @@ impl Drop for LoadedModel {
         self.engine.counters.model_bytes.fetch_sub(bytes, Relaxed);
         if self.forgotten.load(Relaxed) {
             // Sessions go before the service hears of it: it may count on the memory.
-            self.declared = Slot::default();
+            *lock(&self.declared) = Slot::default();
             lock(&self.bound).0.clear();
             self.engine.link.say(&FromWorker::Forgotten { model: self.hash }, &[]);
         }
