@@ -165,8 +165,8 @@ pub(super) fn made<T>(what: &'static str, pointer: *mut T) -> Result<NonNull<T>,
 fn environment(api: &OrtApi) -> Result<NonNull<OrtEnv>, OrtError> {
     let what = "environment";
     let mut env = null_mut();
-    // Errors come back as statuses too; the log is for what has none.
-    let level = OrtLoggingLevel::ORT_LOGGING_LEVEL_ERROR;
+    // Errors come back as statuses; in the log a container could repeat each of them at will.
+    let level = OrtLoggingLevel::ORT_LOGGING_LEVEL_FATAL;
     // SAFETY: the name is terminated, the place for the result is ours. Without global thread pools: each session
     // has its own, which goes with it.
     check(api, what, unsafe { (api.CreateEnv)(level, c"ane".as_ptr(), &raw mut env) })?;
