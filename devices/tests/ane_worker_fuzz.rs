@@ -115,7 +115,9 @@ fn attempt(dice: &mut Dice, client: &mut Client, model: &TestModel) -> bool {
         client.send_head(&frame);
         return client.reply().is_some();
     }
-    // Where the data belong is anybody's guess after this: the stream is left to itself.
+    // Where the data belong is anybody's guess after this: the stream is left to itself, and what is not read is not
+    // waited for.
+    client.socket.set_nonblocking(true).unwrap();
     let _ = client.socket.write_all(&frame);
     for (_, data) in inputs {
         let _ = client.socket.write_all(&data);

@@ -3,6 +3,9 @@
 //!
 //! The version is read first, from the part of the table that never changes: asking for a newer table than the
 //! library has would make it complain on standard error.
+//!
+//! Released builds since 1.29 report models and machine to their maker unless the environment forbids it, and keep a
+//! file about it in the user's home. It is forbidden here, before the library is loaded.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char};
@@ -10,7 +13,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use libloading::Library;
 use lighter_frames::OrtVersion;
@@ -56,6 +59,7 @@ impl Ort {
     /// # Errors
     /// When it cannot be loaded, is not ONNX Runtime, or is too old.
     pub fn open(path: &Path) -> Result<Arc<Self>, OrtError> {
+        forbid_telemetry();
         let base = base_of(path)?;
         // SAFETY: the function takes nothing and returns a terminated string that is never freed.
         let version = unsafe { text_of((base.GetVersionString)()) };
@@ -109,6 +113,14 @@ impl Ort {
     pub(super) fn check(&self, what: &'static str, status: OrtStatusPtr) -> Result<(), OrtError> {
         check(self.api, what, status)
     }
+}
+
+/// Keeps ONNX Runtime from reporting to its maker.
+fn forbid_telemetry() {
+    static FORBIDDEN: Once = Once::new();
+    // SAFETY: only code in C reads the environment without the standard library's lock. What does that here is ONNX
+    // Runtime and its providers, none of which is loaded before the first call of `Ort::open` is past this.
+    FORBIDDEN.call_once(|| unsafe { std::env::set_var("ORT_DISABLE_TELEMETRY", "1") });
 }
 
 fn base_of(path: &Path) -> Result<&'static OrtApiBase, OrtError> {
@@ -170,7 +182,10 @@ fn environment(api: &OrtApi) -> Result<NonNull<OrtEnv>, OrtError> {
     // SAFETY: the name is terminated, the place for the result is ours. Without global thread pools: each session
     // has its own, which goes with it.
     check(api, what, unsafe { (api.CreateEnv)(level, c"ane".as_ptr(), &raw mut env) })?;
-    made(what, env)
+    let env = made(what, env)?;
+    // SAFETY: the environment is alive.
+    check(api, "end of telemetry", unsafe { (api.DisableTelemetryEvents)(env.as_ptr()) })?;
+    Ok(env)
 }
 
 fn processor_memory(api: &OrtApi) -> Result<NonNull<OrtMemoryInfo>, OrtError> {

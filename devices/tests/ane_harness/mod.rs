@@ -108,6 +108,7 @@ pub(crate) struct Host {
     heard: Receiver<Heard>,
     kept: Mutex<Vec<Heard>>,
     next: std::cell::Cell<u64>,
+    home: tempfile::TempDir,
 }
 
 impl Host {
@@ -127,9 +128,15 @@ impl Host {
     pub(crate) fn spawn_unheard(config: WorkerConfig) -> Self {
         let (near, far) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let home = tempfile::tempdir().unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "worker_child", "--ignored", "--nocapture", "--test-threads=1"])
             .env("LIGHTER_TEST_WORKER", "1")
+            .env("HOME", home.path())
+            .env_remove("XDG_CACHE_HOME")
+            // Either would keep ONNX Runtime quiet by itself.
+            .env_remove("CI")
+            .env_remove("ORT_DISABLE_TELEMETRY")
             .stdin(Stdio::from(far))
             .stdout(Stdio::null())
             .spawn()
@@ -151,6 +158,7 @@ impl Host {
             heard,
             kept: Mutex::default(),
             next: std::cell::Cell::new(1),
+            home,
         }
     }
 
@@ -293,6 +301,8 @@ impl Drop for Host {
         let status = self.child.lock().unwrap().wait().unwrap();
         if !std::thread::panicking() {
             assert!(status.success(), "the worker ended badly: {status}");
+            let left: Vec<_> = std::fs::read_dir(self.home.path()).unwrap().collect();
+            assert!(left.is_empty(), "the worker wrote into its home: {left:?}");
         }
     }
 }
