@@ -30,6 +30,8 @@ def each_small_model(host, devices):
             ran = host.runs - before
             assert ran == groups * len(inputs), f"{make.__name__} over {transport}: {ran} runs on the host"
             print(f"{make.__name__} over {transport}: {ran} runs on the host, equal")
+    if host.is_real:
+        return
     assert host.events("grown"), "no ring had to grow"
     models = host.events("model")
     assert {event["sent"] for event in models} == {True, False}, "the second transport finds the models there"
@@ -228,7 +230,8 @@ def many_sessions(host, devices):
     for _ in range(200):
         kit.same(kit.session(model, devices, host).run(None, inputs[0]), answers)
     assert descriptors() <= before, (before, descriptors())
-    assert host.runs == 201 and sum(event["sent"] for event in host.events("model")) == 1
+    assert host.runs == 201, host.runs
+    assert host.is_real or sum(event["sent"] for event in host.events("model")) == 1
 
 
 def killed(host, devices):
@@ -255,7 +258,7 @@ def killed(host, devices):
             while host.runs < last + 3:
                 kit.same(got.run(None, inputs), answers)
                 assert time.monotonic() < deadline, "runs are on the host again"
-        assert any(event["sent"] for event in host.events("model")[models:]), "the model was sent anew"
+        assert host.is_real or any(event["sent"] for event in host.events("model")[models:]), "the model was sent anew"
 
 
 def gone(host, devices):
@@ -439,7 +442,8 @@ def main():
     devices = kit.register()
     for name in sys.argv[1:]:
         started, case = time.monotonic(), CASES[name]
-        host = None if case in ALONE else kit.Host()
+        start = kit.Service if "LIGHTER_TEST_ANE_SERVE" in os.environ else kit.Host
+        host = None if case in ALONE else start()
         try:
             case(host, devices)
             print(f"ok {name} ({time.monotonic() - started:.1f} s)", flush=True)

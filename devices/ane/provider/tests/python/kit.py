@@ -28,8 +28,9 @@ def register():
 
 
 class Host:
-    """A service in its own process."""
+    """A service in its own process, that of host.py."""
 
+    is_real = False
     count = 0
 
     def __init__(self, mischief=None):
@@ -64,6 +65,37 @@ class Host:
     @property
     def runs(self):
         return len(self.events("run"))
+
+
+class Service(Host):
+    """The real service and its workers: the example ane_serve, which LIGHTER_TEST_ANE_SERVE names, with the
+    libonnxruntime of LIGHTER_TEST_HOST_LIBRARY."""
+
+    is_real = True
+
+    def start(self, mischief=None):
+        library = os.environ["LIGHTER_TEST_HOST_LIBRARY"]
+        command = [os.environ["LIGHTER_TEST_ANE_SERVE"], self.socket, library, tempfile.mkdtemp(dir=FOLDER)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        while not os.path.exists(self.socket):
+            assert self.process.poll() is None, "the service did not start"
+            time.sleep(0.02)
+
+    @property
+    def report(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    @property
+    def runs(self):
+        """A worker tells its counters a little after the run."""
+        seen, calls = -1, 0
+        while calls != seen:
+            seen = calls
+            time.sleep(0.7)
+            calls = sum(container["calls"] for container in self.report["containers"].values())
+        return calls
 
 
 def options(**entries):
