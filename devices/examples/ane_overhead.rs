@@ -40,7 +40,7 @@ fn main() {
     let session = in_process(&model);
     let mut copy = Vec::new();
     let mut local = || {
-        let outputs = session.run(&[Input::new(&shape, &data).unwrap()]).unwrap();
+        let outputs = session.run(&[Input::new(&shape, &data).unwrap()], None).unwrap();
         copy.clear();
         copy.extend_from_slice(outputs[0].data().unwrap());
     };

@@ -301,6 +301,27 @@ fn a_forgotten_model_is_gone_with_its_streams() {
 }
 
 #[test]
+fn a_run_without_end_is_seen_and_ends_with_its_model() {
+    let Some(host) = Host::start(|_| {}) else { return };
+    let rounds = onnx::rounds();
+    host.serve(&rounds);
+    let trips = |count: i64| (tensor(Element::I64, &[]), count.to_le_bytes().to_vec());
+    for shared in TRANSPORTS {
+        host.serve(&rounds);
+        let mut client = host.client(&rounds, shared);
+        assert_eq!(client.run(&[trips(3)]).unwrap().outputs()[0].1, floats(&[3.0]));
+        assert_eq!(host.oldest_run_us(), None);
+        client.send_run(&[trips(i64::MAX)]);
+        while host.oldest_run_us().is_none_or(|us| us < 20_000) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        host.say(&ToWorker::Forget { model: rounds.hash });
+        host.end_of(client.number);
+        host.expect("forgotten", |message, _| matches!(message, FromWorker::Forgotten { .. }).then_some(()));
+    }
+}
+
+#[test]
 fn many_streams_at_a_time_get_their_own_answers() {
     let Some(host) = Host::start(|config| config.max_streams = 8) else { return };
     let sum = onnx::plus_one();

@@ -37,7 +37,7 @@ fn run(session: &Session, inputs: &[(Tensor, Vec<u8>)]) -> Result<Vec<(Tensor, V
     let inputs: Vec<Input<'_>> =
         inputs.iter().map(|(tensor, data)| Input::new(tensor, data).unwrap()).collect();
     let own = |output: &Output| Ok((output.tensor().clone(), output.data()?.to_vec()));
-    session.run(&inputs)?.iter().map(own).collect()
+    session.run(&inputs, None)?.iter().map(own).collect()
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn errors_come_back_as_words() {
     );
     let out = run(&made, &[(index.clone(), 4_i64.to_le_bytes().to_vec())]).unwrap();
     assert_eq!(out[0].1, floats(&[8.0, 9.0]));
-    let text = made.run(&[]).unwrap_err().to_string();
+    let text = made.run(&[], None).unwrap_err().to_string();
     assert_eq!(text, "0 inputs given, the model has 1");
     let wrong = run(&made, &[(tensor(Element::F32, &[1]), floats(&[1.0]))]).unwrap_err().to_string();
     assert!(wrong.contains("Unexpected input data type"), "{wrong}");

@@ -13,5 +13,5 @@ mod session;
 pub use error::OrtError;
 pub use library::{OLDEST_MINOR, Ort};
 pub use provider::ProviderSetup;
-pub use run::{Input, Output};
+pub use run::{Input, Output, Stop};
 pub use session::{ModelBytes, Session, SessionSetup};

@@ -7,7 +7,7 @@ use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
 use lighter_frames::{Element, Tensor};
-use ort_sys::{ONNXTensorElementDataType, OrtTensorTypeAndShapeInfo, OrtValue};
+use ort_sys::{ONNXTensorElementDataType, OrtRunOptions, OrtTensorTypeAndShapeInfo, OrtValue};
 
 use super::library::made;
 use super::{Ort, OrtError, Session};
@@ -86,6 +86,48 @@ impl Drop for Value {
     }
 }
 
+/// Ends the runs that it was given to, from any thread and for good.
+#[derive(Debug)]
+pub struct Stop {
+    ort: Arc<Ort>,
+    options: NonNull<OrtRunOptions>,
+}
+
+// SAFETY: options of runs may be used and released by any thread.
+unsafe impl Send for Stop {}
+// SAFETY: ONNX Runtime documents that one thread may set the flag while another runs.
+unsafe impl Sync for Stop {}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        // SAFETY: made by CreateRunOptions, and released once.
+        unsafe { (self.ort.api.ReleaseRunOptions)(self.options.as_ptr()) }
+    }
+}
+
+impl Stop {
+    /// A new one.
+    ///
+    /// # Errors
+    /// When ONNX Runtime has no memory for it.
+    pub fn new(ort: &Arc<Ort>) -> Result<Self, OrtError> {
+        let what = "options of a run";
+        let mut options = null_mut();
+        // SAFETY: the place for the result is ours.
+        ort.check(what, unsafe { (ort.api.CreateRunOptions)(&raw mut options) })?;
+        Ok(Self { ort: Arc::clone(ort), options: made(what, options)? })
+    }
+
+    /// Ends them: before its next operation each fails.
+    pub fn stop(&self) {
+        // SAFETY: the options are alive.
+        let status = unsafe { (self.ort.api.RunOptionsSetTerminate)(self.options.as_ptr()) };
+        if let Err(error) = self.ort.check("the end of a run", status) {
+            tracing::warn!(%error, "a run could not be ended");
+        }
+    }
+}
+
 /// An output of a run.
 #[derive(Debug)]
 pub struct Output {
@@ -125,8 +167,9 @@ impl Session {
     /// Runs the model: the inputs in the order of its ports, all outputs back in the order of theirs.
     ///
     /// # Errors
-    /// When the number of inputs is another, ONNX Runtime refuses or fails, or an output does not travel.
-    pub fn run(&self, inputs: &[Input<'_>]) -> Result<Vec<Output>, OrtError> {
+    /// When the number of inputs is another, ONNX Runtime refuses or fails, the run is stopped, or an output does not
+    /// travel.
+    pub fn run(&self, inputs: &[Input<'_>], stop: Option<&Stop>) -> Result<Vec<Output>, OrtError> {
         if inputs.len() != self.inputs.len() {
             return Err(OrtError::Count { given: inputs.len(), wanted: self.inputs.len() });
         }
@@ -137,12 +180,12 @@ impl Session {
         let input_values: Vec<_> = values.iter().map(|value| value.value.as_ptr().cast_const()).collect();
         let output_names: Vec<_> = self.outputs.iter().map(|name| name.as_ptr()).collect();
         let mut results = vec![null_mut(); output_names.len()];
-        // SAFETY: session, names and values are alive; the arrays are as long as is said; results that are null ask
+        // SAFETY: session, options, names and values are alive; the arrays are as long as is said; results that are null ask
         // ONNX Runtime to make them. Input data are only read, and live until this returns.
         let status = unsafe {
             (api.Run)(
                 self.session.as_ptr(),
-                null(),
+                stop.map_or_else(null, |stop| stop.options.as_ptr().cast_const()),
                 input_names.as_ptr(),
                 input_values.as_ptr(),
                 input_values.len(),

@@ -15,7 +15,7 @@ use super::model::{LoadedModel, micros};
 use super::parcel;
 use super::stream::length;
 use crate::ane::control::{FromWorker, Outcome, Provider, Shapes, TensorPlace, Trial};
-use crate::ane::ort::{Input, Output};
+use crate::ane::ort::{Input, Output, Stop};
 
 /// Most timed runs of one trial.
 const MAX_RUNS: u32 = 100;
@@ -38,6 +38,7 @@ pub(super) fn compute(
     stream: u64,
     shapes: &Shapes,
     inputs: &[Input<'_>],
+    stop: &Stop,
 ) -> Verdict {
     let is_last = engine.config.provider == Provider::Cpu;
     let refused =
@@ -49,7 +50,7 @@ pub(super) fn compute(
         Err(text) if engine.config.bind_shapes => return refused(Failure::Run, text),
         Err(text) => return refused(Failure::Model, text),
     };
-    match compiled.run(inputs) {
+    match compiled.run(inputs, Some(stop)) {
         Ok((outputs, us)) => {
             engine.counters.engine_us.fetch_add(us, Relaxed);
             Verdict::Outputs(outputs)
@@ -160,14 +161,14 @@ pub(super) fn trial(
     };
     let compile_us = (!was_there).then_some(compiled.compile_us);
     let inputs = gather(&tensors, &offsets, buffer.bytes());
-    let outputs = match compiled.run(&inputs) {
+    let outputs = match compiled.run(&inputs, None) {
         Ok((outputs, _)) => outputs,
         Err(error) => return not_run(line_of(&error)),
     };
     let mut run_us = Vec::new();
     for _ in 0..trial.runs.min(MAX_RUNS) {
         let start = Instant::now();
-        match compiled.run(&inputs) {
+        match compiled.run(&inputs, None) {
             Ok(_) => run_us.push(micros(start)),
             Err(error) => return not_run(line_of(&error)),
         }

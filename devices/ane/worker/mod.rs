@@ -45,6 +45,7 @@ use super::control::{
     Bytes, FromWorker, Handover, Model, ModelHash, Outcome, Shapes, ToWorker, Trial, WORKER_VERSION,
     WorkerConfig,
 };
+use super::ort::Stop;
 
 /// How long clients' threads may take to notice the end.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -139,8 +140,15 @@ fn open(config: WorkerConfig, link: &Arc<Link>) -> Result<Arc<Engine>, WorkerErr
 
 /// Models by name.
 type Models = Mutex<HashMap<ModelHash, Arc<LoadedModel>>>;
-/// Sockets of streams by number.
-type Streams = Mutex<HashMap<u64, (ModelHash, Weak<OwnedFd>)>>;
+/// Streams by number.
+type Streams = Mutex<HashMap<u64, Watched>>;
+
+/// What ends a stream from outside of its thread.
+struct Watched {
+    model: ModelHash,
+    socket: Weak<OwnedFd>,
+    stop: Weak<Stop>,
+}
 
 /// What takes as long as the engine takes.
 enum Job {
@@ -275,11 +283,14 @@ impl Worker {
         }
     }
 
-    /// Ends streams.
+    /// Ends streams, and the runs in them.
     fn shut(&self, which: impl Fn(ModelHash) -> bool) {
-        for (model, socket) in lock(&self.streams).values() {
-            if let Some(socket) = socket.upgrade().filter(|_| which(*model)) {
+        for watched in lock(&self.streams).values().filter(|watched| which(watched.model)) {
+            if let Some(socket) = watched.socket.upgrade() {
                 let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+            }
+            if let Some(stop) = watched.stop.upgrade() {
+                stop.stop();
             }
         }
     }
@@ -309,7 +320,8 @@ impl Worker {
                 return None;
             }
         };
-        let watched = (handover.model, Arc::downgrade(&stream.socket.socket));
+        let (socket, stop) = (Arc::downgrade(&stream.socket.socket), Arc::downgrade(&stream.stop));
+        let watched = Watched { model: handover.model, socket, stop };
         lock(&self.streams).insert(number, watched);
         let (engine, streams) = (Arc::clone(&self.engine), Arc::clone(&self.streams));
         engine.counters.streams_open.fetch_add(1, Relaxed);
@@ -355,6 +367,7 @@ impl Worker {
             socket: Socket::new(Arc::new(socket), pending),
             ring: ring.transpose()?,
             buffer: memory::Buffer::default(),
+            stop: Arc::new(Stop::new(&self.engine.ort)?),
         })
     }
 }

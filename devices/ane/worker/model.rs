@@ -18,7 +18,7 @@ use super::memory::{MemoryError, Sealed};
 use super::policy::Policy;
 use super::proto;
 use crate::ane::control::{FromWorker, Model, ModelHash, Provider, Shapes};
-use crate::ane::ort::{Input, ModelBytes, OrtError, Output, Session};
+use crate::ane::ort::{Input, ModelBytes, OrtError, Output, Session, Stop};
 
 /// Why a model cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -57,10 +57,14 @@ impl Drop for Compiled {
 
 impl Compiled {
     /// Runs it; says how long the engine took.
-    pub(super) fn run(&self, inputs: &[Input<'_>]) -> Result<(Vec<Output>, u64), OrtError> {
+    pub(super) fn run(
+        &self,
+        inputs: &[Input<'_>],
+        stop: Option<&Stop>,
+    ) -> Result<(Vec<Output>, u64), OrtError> {
         let _turn = self.turn.as_ref().map(lock);
         let start = Instant::now();
-        let outputs = self.session.run(inputs)?;
+        let outputs = self.session.run(inputs, stop)?;
         Ok((outputs, micros(start)))
     }
 }

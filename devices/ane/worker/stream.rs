@@ -21,7 +21,7 @@ use super::parcel;
 use super::ring::{Ring, RingError};
 use super::socket::{Socket, SocketError};
 use crate::ane::control::{Shapes, Wants};
-use crate::ane::ort::{Input, OrtError, Output};
+use crate::ane::ort::{Input, OrtError, Output, Stop};
 
 /// A buffer larger than this is given back after use.
 const KEEP_BUFFER_BYTES: usize = 64 << 20;
@@ -104,6 +104,8 @@ pub(super) struct Stream {
     pub(super) socket: Socket,
     pub(super) ring: Option<Ring>,
     pub(super) buffer: Buffer,
+    /// Ends its run when the stream is to end.
+    pub(super) stop: Arc<Stop>,
 }
 
 /// The longest ring that a worker with this limit of a run maps.
@@ -287,7 +289,7 @@ impl Stream {
     }
 
     fn compute(&self, run: &Run, shapes: &Shapes, inputs: &[Input<'_>]) -> Verdict {
-        let mut verdict = compute(&self.engine, &self.model, self.number, shapes, inputs);
+        let mut verdict = compute(&self.engine, &self.model, self.number, shapes, inputs, &self.stop);
         if let Verdict::Outputs(outputs) = &verdict {
             let bytes: u64 = outputs.iter().map(|output| output.tensor().bytes()).sum();
             let limit = self.engine.config.max_run_bytes;

@@ -264,6 +264,15 @@ impl Host {
         })
     }
 
+    /// How long the oldest run that goes on has taken.
+    pub(crate) fn oldest_run_us(&self) -> Option<u64> {
+        self.say(&ToWorker::Report { seq: 78 });
+        self.expect("report", |message, _| match message {
+            FromWorker::Report { seq: 78, oldest_run_us, .. } => Some(*oldest_run_us),
+            _ => None,
+        })
+    }
+
     /// Waits for a sample: places of inputs and outputs, and the file.
     pub(crate) fn sample(&self) -> (Vec<TensorPlace>, Vec<TensorPlace>, OwnedFd) {
         self.expect("sample", |message, files| match message {

@@ -234,6 +234,31 @@ pub(crate) fn rows() -> TestModel {
     )
 }
 
+/// Goes round `trips` times, with `y = x + 1` in each.
+pub(crate) fn rounds() -> TestModel {
+    let scalar = |name: &str, element: Element| port(name, element, &[]);
+    let one = tensor("one", Element::F32, &[], &1.0_f32.to_le_bytes());
+    let body = Proto::default()
+        .message(1, &node("Identity", &["go"], &["on"], &[]))
+        .message(1, &node("Add", &["sum", "one"], &["more"], &[]))
+        .text(2, "body")
+        .message(5, &one)
+        .message(11, &value_info(&scalar("round", Element::I64)))
+        .message(11, &value_info(&scalar("go", Element::Bool)))
+        .message(11, &value_info(&scalar("sum", Element::F32)))
+        .message(12, &value_info(&scalar("on", Element::Bool)))
+        .message(12, &value_info(&scalar("more", Element::F32)));
+    let body = Proto::default().text(1, "body").message(6, &body).number(20, 5);
+    let begin = tensor("begin", Element::F32, &[], &0.0_f32.to_le_bytes());
+    TestModel::new(
+        &[node("Loop", &["trips", "", "begin"], &["y"], &[body])],
+        &[begin],
+        &[],
+        &[scalar("trips", Element::I64)],
+        &[scalar("y", Element::F32)],
+    )
+}
+
 /// Large in, small out, nothing to compute: the first 1,024 floats of 150,528.
 pub(crate) fn slice() -> TestModel {
     let numbers = |values: &[i64]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
