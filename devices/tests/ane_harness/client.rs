@@ -136,6 +136,10 @@ impl Client {
         self.runs += 1;
         let run = Run { run: self.runs, data_offset: 0, inputs: tensors.clone() };
         let frame = Message::Run(run).encode().unwrap();
+        let needed = ring::place(0, &tensors, ring::MAX_DATA_BYTES).unwrap().end;
+        if self.ring.as_ref().is_some_and(|memory| needed > (memory.length - ring::DATA) as u64) {
+            self.replace_ring(needed, self.requests);
+        }
         if let Some(memory) = &self.ring {
             let area = (memory.length - ring::DATA) as u64;
             let placed = ring::place(0, &tensors, area).expect("the ring is large enough");
@@ -176,7 +180,10 @@ impl Client {
         memory.word(ring::REQUEST).store(before, SeqCst);
         memory.word(ring::ANSWER).store(before, SeqCst);
         self.send_ring(memory.length as u64, &file);
-        self.ring = Some(memory);
+        if let Some(old) = self.ring.replace(memory) {
+            // A host that waits there does not look at the stream.
+            futex::wake(old.word(ring::REQUEST), futex::Flags::empty(), 1).unwrap();
+        }
     }
 
     pub(crate) fn send_ring(&self, bytes: u64, file: &OwnedFd) {
