@@ -287,6 +287,8 @@ impl Warden {
         let message = ToWorker::Approve { model, shapes: shapes.clone() };
         let sent = live.say(message, Vec::new());
         live.approved.insert((model, shapes.clone()));
+        // Streams for it are on their way.
+        live.idle_since = Instant::now();
         self.check_sent(engine, sent)
     }
 

@@ -144,6 +144,13 @@ impl Shared {
         self.end(key, End::Agreed { largest: 0.0, compile_us: None, us: None, cpu_us: None });
     }
 
+    /// Whether the journal knows of this choice.
+    pub(super) fn is_chosen(&self, key: &Key) -> bool {
+        let journal = self.journal();
+        let facts = journal.fold().models().get(&key.model);
+        facts.and_then(|facts| facts.chosen.get(&key.shapes)).is_some_and(|chosen| chosen.key == *key)
+    }
+
     pub(super) fn note(&self, line: Line) {
         if let Err(error) = self.journal().append(&[line]) {
             tracing::warn!(%error, "the journal does not take a line");

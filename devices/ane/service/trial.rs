@@ -110,6 +110,11 @@ impl Warden {
     pub(super) fn next_trial(&mut self) {
         while self.trials.current.is_none() {
             let Some((model, shapes)) = self.trials.queue.pop_front() else { return };
+            let cpu = self.host.as_ref().map(|host| host.cpu);
+            if cpu.and_then(|cpu| self.load_state(cpu, &model)) != Some(LoadState::Loaded) {
+                self.begin_anew(model, &shapes);
+                continue;
+            }
             let Some((candidates, pinned)) = self.candidates(model, &shapes) else { continue };
             let (choice, step) = Choice::new(candidates, pinned);
             self.trials.current = Some(Current {
@@ -394,34 +399,37 @@ impl Warden {
         }
     }
 
-    /// A worker has ended: an attempt with it has failed, and without the processor there is no choice.
+    /// A worker has broken: an attempt with it has failed, and without the processor there is no choice.
     pub(super) fn trial_lost(&mut self, engine: EngineIndex, end: End) {
-        let is_cpu = self.is_cpu(engine);
-        let Some(current) = &self.trials.current else { return };
-        if current.choice.trying() == Some(engine) {
+        if self.trials.is_attempt_at(engine) {
             self.happened(Event::Bad(end));
-        } else if is_cpu {
-            // Not the engine's fault: begun anew with the next run.
-            let (model, shapes) = (current.model, current.shapes.clone());
-            let trying = current.choice.trying();
-            self.trials.current = None;
-            let Some(entry) = self.models.get_mut(&model) else { return };
-            entry.shapes.insert(shapes.clone(), ShapeState::Fresh);
-            if let Some(entry) = self.models.get(&model)
-                && let Some(engine) = trying
-            {
-                let key = self.key(engine, entry, &shapes_text(&shapes));
-                self.shared.withdraw(&key);
-            }
         }
-        if is_cpu {
-            for (model, shapes) in std::mem::take(&mut self.trials.queue) {
-                if let Some(state) =
-                    self.models.get_mut(&model).and_then(|entry| entry.shapes.get_mut(&shapes))
-                {
-                    *state = ShapeState::Fresh;
-                }
-            }
+        if self.is_cpu(engine) {
+            self.no_processor();
+        }
+    }
+
+    /// The processor's worker is gone: all choices are begun anew with the next runs. That is no engine's fault.
+    pub(super) fn no_processor(&mut self) {
+        let current = self.trials.current.take();
+        if let Some(current) = &current
+            && let Some(engine) = current.choice.trying()
+            && let Some(entry) = self.models.get(&current.model)
+        {
+            let key = self.key(engine, entry, &shapes_text(&current.shapes));
+            self.shared.withdraw(&key);
+        }
+        let waiting = std::mem::take(&mut self.trials.queue);
+        for (model, shapes) in
+            current.map(|current| (current.model, current.shapes)).into_iter().chain(waiting)
+        {
+            self.begin_anew(model, &shapes);
+        }
+    }
+
+    fn begin_anew(&mut self, model: ModelHash, shapes: &Shapes) {
+        if let Some(state) = self.models.get_mut(&model).and_then(|entry| entry.shapes.get_mut(shapes)) {
+            *state = ShapeState::Fresh;
         }
     }
 
@@ -446,7 +454,9 @@ impl Warden {
             found = words.join("; "),
             "engine chosen"
         );
-        self.shared.note(Line::Chosen { at_s: now_s(), key });
+        if !self.shared.is_chosen(&key) {
+            self.shared.note(Line::Chosen { at_s: now_s(), key });
+        }
         if let Some(engine) = engine
             && self.approve(engine, model, &shapes)
         {

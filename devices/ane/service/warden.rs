@@ -507,6 +507,9 @@ impl Warden {
         let (pid, streams, name) = (live.pid(), live.streams.len(), self.engine_name(engine));
         self.left_worker(engine);
         drop(live);
+        if self.is_cpu(engine) {
+            self.no_processor();
+        }
         self.worker_gone(&name);
         tracing::info!(container = self.container, pid, engine = name, streams, "worker ended: {why}");
     }

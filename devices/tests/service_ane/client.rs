@@ -310,16 +310,21 @@ impl<'a> Container<'a> {
         let input: Vec<f32> = (0..count).map(f32::from).collect();
         let expected: Vec<f32> = input.iter().map(|value| value * 2.0).collect();
         for _ in 0..20 {
-            let client = self.client.get_or_insert_with(|| {
-                self.reconnects += 1;
-                Client::new(self.service, self.name, &self.proto)
-            });
-            match client.run(&input) {
-                Some(output) => {
-                    assert_eq!(output, expected);
-                    return;
+            let mut client = match self.client.take() {
+                Some(client) => client,
+                None => {
+                    self.reconnects += 1;
+                    match Client::set_up(self.service.open(self.name), &self.proto, "") {
+                        SetUp::Done(client) => client,
+                        SetUp::Ended => continue,
+                        SetUp::Refused(refused) => panic!("{refused:?}"),
+                    }
                 }
-                None => self.client = None,
+            };
+            if let Some(output) = client.run(&input) {
+                assert_eq!(output, expected);
+                self.client = Some(client);
+                return;
             }
         }
         panic!("no answer after 20 streams");

@@ -80,3 +80,27 @@ fn openvino_is_tried_and_compared() {
     assert_eq!(record.failures, 0, "{:?} {:?}", record.last, service.report().troubles);
     assert_eq!(container.reconnects, 1);
 }
+
+#[test]
+fn a_pinned_openvino_takes_over_and_gives_other_shapes_back() {
+    let Some(path) = library("onnxruntime_openvino-1.24.1") else {
+        eprintln!("SKIPPED: no ONNX Runtime with OpenVINO");
+        return;
+    };
+    let service = Running::start("real", |config| {
+        config.library = Some(path);
+        config.units = "openvino-cpu".parse().unwrap();
+    });
+    let proto = doubling();
+    let mut container = Container::new(&service, "a", &proto);
+    crate::client::until("OpenVINO computes", || {
+        container.run(4);
+        service.runs("openvino-cpu") > 10
+    });
+    let before = service.runs("cpu");
+    container.run(9);
+    assert_eq!(service.runs("cpu"), before + 1);
+    container.run(4);
+    assert_eq!(container.reconnects, 1);
+    assert!(service.report().troubles.is_empty(), "{:?}", service.report().troubles);
+}
