@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::print_stdout)] // a gate fails by panicking
 
 mod ane;
+mod ane_choice;
 mod ane_recovery;
 mod bad_input;
 mod engines;
