@@ -133,6 +133,15 @@ fn a_runtime_that_is_too_old_gets_a_clear_error() {
 }
 
 #[test]
+#[ignore = "takes minutes, and memory for three copies of 2.4 GB of weights"]
+fn every_operator_and_more_weights_than_a_protobuf_holds() {
+    for version in ["ort-1.24", "ort-1.26", "ort-1.32"] {
+        run(version, version, &["onnx_node_tests"]);
+    }
+    run("ort-1.32", "ort-1.32", &["large"]);
+}
+
+#[test]
 #[ignore = "takes a minute for each version"]
 fn real_models_and_a_host_that_dies() {
     for version in ["ort-1.24", "ort-1.26", "ort-1.32"] {

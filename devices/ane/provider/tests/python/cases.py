@@ -309,6 +309,76 @@ def bound(_, devices):
         host.end()
 
 
+def onnx_node_tests(host, devices):
+    """ONNX's own tests of single operators: whatever the processor runs gives the same through the device; nearly the
+    same (LIGHTER_TEST_CLOSE=1) where the two runtimes are of different versions, whose kernels differ in the last bit."""
+    import warnings
+
+    warnings.simplefilter("ignore")
+    from onnx.backend.test.case.node import collect_testcases
+
+    counts, wrong = {"equal": 0, "not comparable": 0}, []
+    for case in collect_testcases(None):
+        model = case.model.SerializeToString()
+        for inputs, _ in case.data_sets:
+            names = [one.name for one in case.model.graph.input]
+            feed = dict(zip(names, inputs))
+            try:
+                expected = kit.reference(model).run(None, feed)
+            except Exception:
+                counts["not comparable"] += 1
+                continue
+            try:
+                got = kit.session(model, devices, host).run(None, feed)
+                equal = all(alike(one, other) for one, other in zip(got, expected))
+            except Exception as error:
+                equal = str(error)
+            if equal is True:
+                counts["equal"] += 1
+            else:
+                wrong.append(f"{case.name}: {equal or 'another answer'}")
+    print(f"{counts}, {len(wrong)} wrong, {host.runs} runs on the host")
+    assert not wrong, wrong
+    assert host.runs > 1000, "the device ran most of them"
+
+
+def alike(one, other):
+    if not isinstance(one, numpy.ndarray):
+        return str(one) == str(other)
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if one.tobytes() == other.tobytes() or one.dtype == object:
+        return one.dtype != object or one.tolist() == other.tolist()
+    if one.dtype.kind != "f":
+        return False
+    close = {"rtol": 1e-4, "atol": 1e-6} if os.environ.get("LIGHTER_TEST_CLOSE") == "1" else {"rtol": 0, "atol": 0}
+    return numpy.allclose(one, other, equal_nan=True, **close)
+
+
+def large(host, devices):
+    """More weights than a protobuf can hold."""
+    from onnx import helper, numpy_helper, save, TensorProto
+
+    side, layers = 8192, 9
+    path = os.path.join(kit.FOLDER, "large.onnx")
+    weights = [numpy_helper.from_array(numpy.full((side, side), layer + 1, "float32"), f"w{layer}") for layer in range(layers)]
+    values = ["x", *(f"v{layer}" for layer in range(1, layers)), "y"]
+    nodes = [helper.make_node("MatMul", [values[layer], f"w{layer}"], [values[layer + 1]]) for layer in range(layers)]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, side])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, side])]
+    graph = helper.make_graph(nodes, "large", inputs, outputs, weights)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    save(made, path, save_as_external_data=True, location="large.weights")
+    del made, graph, weights
+    x = {"x": numpy.full((1, side), 2.0**-60, "float32")}
+    expected = kit.reference(path).run(None, x)
+    gc.collect()
+    kit.same(kit.session(path, devices, host).run(None, x), expected)
+    assert host.runs == 1
+    for name in ("large.onnx", "large.weights"):
+        os.unlink(os.path.join(kit.FOLDER, name))
+
+
 def helper(name, environment, *command):
     """Runs a program as it would run in a container with this environment."""
     folder = os.path.join(kit.HERE, "../../../python")
@@ -418,7 +488,7 @@ MISCHIEF = {
 CASES = {
     **{case.__name__: case for case in (
         each_small_model, real_models, device, settings, binding, threads, fork, fork_alone, many_sessions, killed,
-        gone, never_there, own_errors, bound, auto, check, unregister)},
+        gone, never_there, own_errors, bound, auto, check, onnx_node_tests, large, unregister)},
     **MISCHIEF,
 }
 # They start a host of their own, or none.

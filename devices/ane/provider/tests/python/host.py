@@ -26,6 +26,7 @@ import struct
 import sys
 import threading
 
+import ml_dtypes
 import numpy
 import onnx
 import onnxruntime
@@ -37,7 +38,7 @@ REQUEST_AT, ANSWER_AT, HOST_AT, CONTAINER_AT = 0, 64, 128, 192
 AWAKE, WAITING, ASLEEP = 0, 1, 2
 ELEMENTS = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
-    11: "float64", 12: "uint32", 13: "uint64",
+    11: "float64", 12: "uint32", 13: "uint64", 16: ml_dtypes.bfloat16,
 }
 NUMBERS = {numpy.dtype(name): number for number, name in ELEMENTS.items()}
 FREE = 2**64 - 1
