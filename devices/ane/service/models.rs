@@ -85,6 +85,8 @@ pub(super) struct Models {
     max_bytes: u64,
     max_count: u32,
     inner: Mutex<Inner>,
+    /// Held while a file is hashed: one container keeps one processor busy with that.
+    hashing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -113,7 +115,7 @@ impl Drop for Room<'_> {
 
 impl Models {
     pub(super) fn new(max_bytes: u64, max_count: u32) -> Self {
-        Self { max_bytes, max_count, inner: Mutex::default() }
+        Self { max_bytes, max_count, inner: Mutex::default(), hashing: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -196,7 +198,9 @@ impl Models {
         if found != room.bytes {
             return Err(ModelError::Length { found, said: room.bytes });
         }
+        let turn = self.hashing.lock().unwrap_or_else(PoisonError::into_inner);
         let hash = hash_of(&file, found, cancelled)?;
+        drop(turn);
         if hash != said {
             return Err(ModelError::Hash);
         }

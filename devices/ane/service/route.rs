@@ -441,27 +441,30 @@ impl Warden {
 
     /// Lets go of models that no stream uses.
     pub(super) fn forget_unused(&mut self) {
-        let used: Vec<ModelHash> =
-            self.workers.values().flat_map(|live| live.streams.values().copied()).collect();
-        let unused: Vec<ModelHash> = self
-            .models
-            .iter()
-            .filter(|(model, entry)| {
-                entry.waiting.is_empty() && !used.contains(model) && !self.trials.is_about(model)
-            })
-            .map(|(model, _)| *model)
-            .collect();
+        let unused: Vec<ModelHash> =
+            self.models.keys().filter(|model| !self.is_used(model)).copied().collect();
         for model in unused {
-            self.models.remove(&model);
-            self.trials.drop_model(&model);
-            let engines: Vec<EngineIndex> = self.workers.keys().copied().collect();
-            for engine in engines {
-                let Some(live) = self.workers.get_mut(&engine) else { continue };
-                live.approved.retain(|(one, _)| *one != model);
-                if live.models.remove(&model).is_some() {
-                    let sent = live.say(ToWorker::Forget { model }, Vec::new());
-                    self.check_sent(engine, sent);
-                }
+            self.forget(&model);
+        }
+    }
+
+    fn is_used(&self, model: &ModelHash) -> bool {
+        let has_stream = |live: &Live| live.streams.values().any(|one| one == model);
+        self.models.get(model).is_some_and(|entry| !entry.waiting.is_empty())
+            || self.trials.is_about(model)
+            || self.workers.values().any(has_stream)
+    }
+
+    fn forget(&mut self, model: &ModelHash) {
+        self.drop_trials(model);
+        self.models.remove(model);
+        let engines: Vec<EngineIndex> = self.workers.keys().copied().collect();
+        for engine in engines {
+            let Some(live) = self.workers.get_mut(&engine) else { continue };
+            live.approved.retain(|(one, _)| one != model);
+            if live.models.remove(model).is_some() {
+                let sent = live.say(ToWorker::Forget { model: *model }, Vec::new());
+                self.check_sent(engine, sent);
             }
         }
     }
@@ -474,26 +477,30 @@ impl Warden {
         let gone: Vec<ModelHash> = {
             let journal = self.shared.journal();
             let known = journal.fold().models();
-            self.models
-                .iter()
-                .filter(|(_, entry)| !known.contains_key(&entry.journal_id))
-                .map(|(model, _)| *model)
-                .collect()
+            let is_gone = |(_, entry): &(&ModelHash, &Entry)| !known.contains_key(&entry.journal_id);
+            self.models.iter().filter(is_gone).map(|(model, _)| *model).collect()
         };
         for model in gone {
-            let Some(entry) = self.models.get_mut(&model) else { continue };
-            let shapes = std::mem::take(&mut entry.shapes);
-            entry.latest = None;
-            tracing::info!(container = self.container, model = %entry.journal_id, "model forgotten");
-            let Some(entry) = self.models.get(&model) else { continue };
+            self.begin_again(model);
+        }
+    }
+
+    fn begin_again(&mut self, model: ModelHash) {
+        tracing::info!(container = self.container, %model, "model forgotten");
+        if !self.is_used(&model) {
+            return self.forget(&model);
+        }
+        self.drop_trials(&model);
+        let Some(entry) = self.models.get_mut(&model) else { return };
+        let shapes = std::mem::take(&mut entry.shapes);
+        entry.latest = None;
+        if let Some(entry) = self.models.get(&model) {
             self.note_model(entry);
-            self.trials.drop_model(&model);
-            let engines: Vec<EngineIndex> = self.workers.keys().copied().collect();
-            for (shapes, engine) in
-                shapes.keys().flat_map(|shapes| engines.iter().map(move |one| (shapes, *one)))
-            {
-                self.recall(engine, model, shapes);
-            }
+        }
+        let engines: Vec<EngineIndex> = self.workers.keys().copied().collect();
+        for (shapes, engine) in shapes.keys().flat_map(|shapes| engines.iter().map(move |one| (shapes, *one)))
+        {
+            self.recall(engine, model, shapes);
         }
     }
 

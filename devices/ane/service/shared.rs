@@ -130,6 +130,11 @@ impl Shared {
     /// Writes down how an attempt ended.
     pub(super) fn end(&self, key: &Key, end: End) {
         self.note(Line::Ended { at_s: now_s(), key: key.clone(), end });
+        self.abandon(key);
+    }
+
+    /// An attempt is under way no longer.
+    pub(super) fn abandon(&self, key: &Key) {
         let mut running = lock(&self.running);
         if let Some(count) = running.get_mut(key) {
             *count -= 1;

@@ -99,7 +99,7 @@ impl Trials {
     }
 
     /// Leaves out whatever is about a model.
-    pub(super) fn drop_model(&mut self, model: &ModelHash) {
+    fn drop_model(&mut self, model: &ModelHash) {
         self.queue.retain(|(one, _)| one != model);
         self.current.take_if(|current| current.model == *model);
     }
@@ -425,6 +425,17 @@ impl Warden {
         {
             self.begin_anew(model, &shapes);
         }
+    }
+
+    /// Leaves out whatever is under way about a model.
+    pub(super) fn drop_trials(&mut self, model: &ModelHash) {
+        if let Some(current) = self.trials.current.as_ref().filter(|current| current.model == *model)
+            && let Some(engine) = current.choice.trying()
+            && let Some(entry) = self.models.get(model)
+        {
+            self.shared.abandon(&self.key(engine, entry, &shapes_text(&current.shapes)));
+        }
+        self.trials.drop_model(model);
     }
 
     fn begin_anew(&mut self, model: ModelHash, shapes: &Shapes) {
