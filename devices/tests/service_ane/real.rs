@@ -24,23 +24,27 @@ fn doubling() -> Vec<u8> {
     [vec![1 << 3, 8], field(7, &graph), field(8, &opset)].concat()
 }
 
-fn library(name: &str) -> Option<PathBuf> {
-    let cache = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../.cache/ort").canonicalize().ok()?;
-    let folder = cache.join(name).join("onnxruntime/capi");
-    let entries = std::fs::read_dir(folder).ok()?;
-    entries
-        .flatten()
-        .map(|entry| entry.path())
-        .find(|path| path.file_name().unwrap().to_string_lossy().starts_with("libonnxruntime.so."))
+/// The library of the unpacked wheel that has OpenVINO, or of the one that has not, among those that `LIGHTER_TEST_ORT`
+/// names.
+fn library(with_openvino: bool) -> Option<PathBuf> {
+    let named = std::env::var_os("LIGHTER_TEST_ORT");
+    let folders = named.iter().flat_map(std::env::split_paths).map(|folder| folder.join("onnxruntime/capi"));
+    let has_openvino = |folder: &PathBuf| folder.join("libonnxruntime_providers_openvino.so").exists();
+    let folder = folders.into_iter().find(|folder| folder.is_dir() && has_openvino(folder) == with_openvino);
+    let is_library =
+        |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("libonnxruntime.so.");
+    let found = folder.and_then(|folder| {
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).find(is_library)
+    });
+    if found.is_none() {
+        eprintln!("NOT RUN: LIGHTER_TEST_ORT names no such ONNX Runtime (tools/wheels ort-1.32 openvino)");
+    }
+    found
 }
 
 #[test]
 fn the_processor_of_a_real_onnx_runtime_answers() {
-    let named = std::env::var_os("LIGHTER_TEST_ORT").map(PathBuf::from);
-    let Some(path) = named.or_else(|| library("onnxruntime-1.32.0")) else {
-        eprintln!("SKIPPED: no ONNX Runtime; LIGHTER_TEST_ORT names one");
-        return;
-    };
+    let Some(path) = library(false) else { return };
     let service = Running::start("real", |config| config.library = Some(path));
     let proto = doubling();
     let mut container = Container::new(&service, "a", &proto);
@@ -55,10 +59,7 @@ fn the_processor_of_a_real_onnx_runtime_answers() {
 
 #[test]
 fn openvino_is_tried_and_compared() {
-    let Some(path) = library("onnxruntime_openvino-1.24.1") else {
-        eprintln!("SKIPPED: no ONNX Runtime with OpenVINO");
-        return;
-    };
+    let Some(path) = library(true) else { return };
     let service = Running::start("real", |config| config.library = Some(path));
     let proto = doubling();
     let mut container = Container::new(&service, "a", &proto);
@@ -83,10 +84,7 @@ fn openvino_is_tried_and_compared() {
 
 #[test]
 fn a_pinned_openvino_takes_over_and_gives_other_shapes_back() {
-    let Some(path) = library("onnxruntime_openvino-1.24.1") else {
-        eprintln!("SKIPPED: no ONNX Runtime with OpenVINO");
-        return;
-    };
+    let Some(path) = library(true) else { return };
     let service = Running::start("real", |config| {
         config.library = Some(path);
         config.units = "openvino-cpu".parse().unwrap();
