@@ -116,7 +116,8 @@ class Models:
 
     def session(self, model, inputs):
         shapes = tuple(tuple(dims) for _, dims in inputs) if self.is_binding else ()
-        key = (model["hash"], shapes)
+        # Models of equal bytes may differ in what goes in.
+        key = (model["hash"], str(model["inputs"]), shapes)
         with self.lock:
             if key not in self.sessions:
                 self.sessions[key] = self.make(model, shapes)
