@@ -13,15 +13,14 @@ use super::super::control::{ModelHash, Outcome, Shapes, TensorPlace, ToWorker, T
 use super::super::journal::{Advice, End, Line, now_s, shapes_text, short_text};
 use super::super::probe::{AneEngine, is_meant};
 use super::choice::{Candidate, Choice, EngineIndex, Event, Step};
-use super::compare::{Output, Precision, compare};
+use super::compare::Precision;
+use super::judge::{Sample, judge, words_of};
 use super::live::{LoadState, Phase};
 use super::route::ShapeState;
-use super::warden::{Warden, cut};
+use super::warden::Warden;
 
 /// How long a sample is waited for while other choices wait.
 const SAMPLE_LIMIT: Duration = Duration::from_secs(10);
-/// Outputs of more bytes are not compared, and so their models stay on the processor.
-const MAX_COMPARED_BYTES: u64 = 256 << 20;
 
 /// All choices of one container.
 #[derive(Debug, Default)]
@@ -42,13 +41,6 @@ struct Current {
     deadline: Option<Instant>,
     /// What was found out, for the log.
     words: Vec<String>,
-}
-
-#[derive(Debug)]
-struct Sample {
-    file: OwnedFd,
-    inputs: Vec<TensorPlace>,
-    outputs: Vec<TensorPlace>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -473,66 +465,5 @@ impl Warden {
         {
             self.recall(cpu, model, &shapes);
         }
-    }
-}
-
-/// Compares an engine's outputs with the processor's.
-fn judge(
-    sample: &Sample,
-    file: &OwnedFd,
-    outputs: &[TensorPlace],
-    precision: Precision,
-    compile_us: Option<u64>,
-) -> Result<Event, End> {
-    let failed = |text: String| End::Failed { text: short_text(&text) };
-    let expected = read_all(&sample.file, &sample.outputs).map_err(failed)?;
-    let got = read_all(file, outputs).map_err(failed)?;
-    let view = |places: &'_ [TensorPlace], bytes: &'_ [Vec<u8>]| -> Vec<(u32, Vec<u64>, Vec<u8>)> {
-        places
-            .iter()
-            .zip(bytes)
-            .map(|(place, bytes)| (u32::from(place.dtype), place.dims.clone(), bytes.clone()))
-            .collect()
-    };
-    let (expected, got) = (view(&sample.outputs, &expected), view(outputs, &got));
-    fn borrow(all: &[(u32, Vec<u64>, Vec<u8>)]) -> Vec<Output<'_>> {
-        all.iter().map(|(dtype, dims, bytes)| Output { dtype: *dtype, dims, bytes }).collect()
-    }
-    match compare(&borrow(&expected), &borrow(&got), precision) {
-        Ok(agreement) => Ok(Event::Right { largest: agreement.largest, compile_us }),
-        Err(difference) => Err(End::Wrong { text: short_text(&difference.to_string()) }),
-    }
-}
-
-/// The tensors' bytes, wherever a worker says that they are: a file that is shorter is an error, never a fault.
-fn read_all(file: &OwnedFd, places: &[TensorPlace]) -> Result<Vec<Vec<u8>>, String> {
-    let total = places.iter().try_fold(0u64, |sum, place| sum.checked_add(place.bytes));
-    if total.is_none_or(|total| total > MAX_COMPARED_BYTES) {
-        return Err(format!("its outputs are over {MAX_COMPARED_BYTES} bytes and are not compared"));
-    }
-    let read = |place: &TensorPlace| {
-        let mut bytes = vec![0; usize::try_from(place.bytes).ok()?];
-        let mut done = 0;
-        while done < bytes.len() {
-            let offset = place.offset.checked_add(done as u64)?;
-            let got = rustix::io::pread(file, bytes.get_mut(done..)?, offset).ok().filter(|got| *got > 0)?;
-            done += got;
-        }
-        Some(bytes)
-    };
-    places.iter().map(|place| read(place).ok_or_else(|| "its outputs cannot be read".to_owned())).collect()
-}
-
-/// An end in a few words.
-pub(super) fn words_of(end: &End) -> String {
-    match end {
-        End::Agreed { largest, us: Some(us), cpu_us: Some(cpu_us), .. } => {
-            format!("right (largest difference {largest:.1e}), {us} us against the processor's {cpu_us} us")
-        }
-        End::Agreed { largest, .. } => format!("right (largest difference {largest:.1e})"),
-        End::Wrong { text } => format!("answers wrongly: {}", cut(text)),
-        End::Failed { text } => format!("fails: {}", cut(text)),
-        End::Crashed { text } => format!("crashes: {}", cut(text)),
-        End::Hung { text } => format!("hangs: {}", cut(text)),
     }
 }
