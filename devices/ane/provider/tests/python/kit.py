@@ -4,8 +4,10 @@
 LIGHTER_TEST_ANE_EP names the library under test, LIGHTER_TEST_HOST_PYTHONPATH where the host's ONNX Runtime lies.
 """
 
+import atexit
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARY = os.environ["LIGHTER_TEST_ANE_EP"]
 MODELS = os.environ.get("LIGHTER_TEST_MODELS", "")
 FOLDER = tempfile.mkdtemp(prefix="lighter-ane-")
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 EP = "LighterANE"
 
 
