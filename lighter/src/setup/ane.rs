@@ -39,7 +39,11 @@ const PLAIN: Package = Package {
             platform: "manylinux_2_28_x86_64",
             sha256: "5a34fc4dfeb5a7b4a74c95dcba1e773d722abda720b474edf1b0c419dc6d163d",
         },
-        Wheel { arch: "aarch64", platform: "manylinux_2_28_aarch64", sha256: "2303372a85299b6757b0e11e1cbf13e410ddf7e10c37f4b37e99d1c90e7daf7c" },
+        Wheel {
+            arch: "aarch64",
+            platform: "manylinux_2_28_aarch64",
+            sha256: "2303372a85299b6757b0e11e1cbf13e410ddf7e10c37f4b37e99d1c90e7daf7c",
+        },
     ],
 };
 
