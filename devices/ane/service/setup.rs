@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! Hello ─► HelloOk ─► Model ─► Have ───────────────► to the warden, which says Loaded
-//!                          └─► Want ─► Sending + bytes ─┘
+//!                 │        └─► Want ─► Sending + bytes ─┘
+//!                 └─► nothing: the container has only asked
 //! ```
 //! Nothing that comes is believed: seals, lengths and the hash are looked at here. A container that stops in the middle
 //! is let go after a time.
@@ -119,10 +120,11 @@ impl Setups {
         None
     }
 
-    /// The whole set-up. What is refused is told to the container.
-    pub(super) fn run(&self, stream: u64, socket: OwnedFd) -> Result<Ready, String> {
+    /// The whole set-up; `None` when the container has only asked whether somebody serves. What is refused is told to
+    /// the container.
+    pub(super) fn run(&self, stream: u64, socket: OwnedFd) -> Result<Option<Ready>, String> {
         match self.set_up(&socket) {
-            Ok((model, file, units)) => Ok(Ready { stream, socket, model, file, units }),
+            Ok(done) => Ok(done.map(|(model, file, units)| Ready { stream, socket, model, file, units })),
             Err(error) => {
                 let text = with_causes(&error);
                 if let Some(refusal) = error.refusal() {
@@ -133,7 +135,7 @@ impl Setups {
         }
     }
 
-    fn set_up(&self, socket: &OwnedFd) -> Result<(Model, Arc<ModelFile>, Units), SetupError> {
+    fn set_up(&self, socket: &OwnedFd) -> Result<Option<(Model, Arc<ModelFile>, Units)>, SetupError> {
         let config = &self.shared.config;
         let mut frames = Frames::new(socket, config.setup_limit());
         let Message::Hello(hello) = expect(frames.receive_plain()?, "Hello")? else {
@@ -147,13 +149,18 @@ impl Setups {
             max_model_bytes: self.shared.max_model_bytes,
             max_run_bytes: self.shared.max_run_bytes.min(MAX_RUN_BYTES),
         }))?;
-        let Message::Model(model) = expect(frames.receive_plain()?, "Model")? else {
+        let message = match frames.receive_plain() {
+            // A session greets before it knows whether it has a model for the host, or long before it has written one.
+            Err(FrameIoError::Ended | FrameIoError::Late { .. }) => return Ok(None),
+            message => message?,
+        };
+        let Message::Model(model) = expect(message, "Model")? else {
             return Err(order("another message", "Model"));
         };
         let bytes = model.file_bytes();
         if let Some(file) = self.models.find(&model.hash, bytes) {
             frames.send(&Message::Have)?;
-            return Ok((model, file, units));
+            return Ok(Some((model, file, units)));
         }
         let room = self.room(bytes)?;
         frames.send(&Message::Want)?;
@@ -170,7 +177,7 @@ impl Setups {
                 return Err(FrameIoError::Descriptors { count, expected: 1 - count }.into());
             }
         };
-        Ok((model, file, units))
+        Ok(Some((model, file, units)))
     }
 
     /// Room for a model; the warden lets go of what is not used when there is none.

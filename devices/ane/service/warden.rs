@@ -238,11 +238,13 @@ impl Warden {
         let (setups, mailbox, stream) = (self.setups.clone(), self.mailbox.clone(), offer.stream);
         let thread = std::thread::Builder::new().name("set-up".to_owned()).spawn(move || {
             let ask = match setups.run(stream, socket) {
-                Ok(ready) => Ask::Ready(Box::new(ready)),
-                Err(reason) => Ask::NotReady { stream, reason },
+                Ok(ready) => ready.map(|ready| Ask::Ready(Box::new(ready))),
+                Err(reason) => Some(Ask::NotReady { stream, reason }),
             };
             drop(busy);
-            mailbox.send(ask);
+            if let Some(ask) = ask {
+                mailbox.send(ask);
+            }
         });
         if let Err(error) = thread {
             tracing::error!(container = self.container, %error, "no thread for a stream");

@@ -156,6 +156,21 @@ fn bytes_that_are_no_frames_are_refused_or_let_go() {
     Container::new(&service, "a", PROTO).run(4);
 }
 
+/// A session that has nothing for the host greets all the same.
+#[test]
+fn a_greeting_with_nothing_after_it_is_no_error() {
+    let service = Running::start("cpu=cpu", |config| config.setup_limit_ms = 200);
+    let mut stays = service.open("a");
+    for socket in [&mut service.open("a"), &mut stays] {
+        send(socket, &hello("", Transport::Stream));
+        assert!(matches!(receive(socket), Some(Message::HelloOk(_))));
+    }
+    assert_eq!(last_word(&mut stays), None);
+    Container::new(&service, "a", PROTO).run(4);
+    let account = &service.report().containers["grant-a"];
+    assert_eq!((account.calls, account.errors), (1, 0), "{:?}", account.last_error);
+}
+
 #[test]
 fn a_model_over_the_limit_is_refused_before_a_byte_of_it() {
     let service = Running::start("cpu=cpu", |config| config.max_model_bytes_per_container = Some(10_000));
