@@ -7,6 +7,7 @@
 mod ane;
 mod ane_choice;
 mod ane_recovery;
+mod ane_suites;
 mod bad_input;
 mod engines;
 mod harm;
