@@ -33,11 +33,15 @@ pub(crate) fn mounts(list: &[(PathBuf, &str)]) -> Vec<String> {
     list.iter().flat_map(mount).collect()
 }
 
-/// What a Python of the gates needs: a folder of `tools/wheels`, the models, the programs beside this file.
+/// What a Python of the gates needs: a folder of `tools/wheels`, which may lack numpy, the models, and the programs beside
+/// this file.
 pub(crate) fn python(runtime: &str) -> Vec<String> {
-    let programs = repo().join("lighter/tests/gates/ane");
-    let mut options =
-        mounts(&[(wheels(runtime), "/runtime"), (wheels("models"), "/models"), (programs, "/gate")]);
+    let mut options = mounts(&[
+        (wheels(runtime), "/runtime"),
+        (wheels("base"), "/base"),
+        (wheels("models"), "/models"),
+        (repo().join("lighter/tests/gates/ane"), "/gate"),
+    ]);
     options.extend(["-e".to_owned(), "PYTHONPATH=/runtime:/base".to_owned()]);
     options
 }

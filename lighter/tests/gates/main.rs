@@ -6,7 +6,9 @@
 
 mod ane;
 mod ane_choice;
+mod ane_nodes;
 mod ane_recovery;
+mod ane_situations;
 mod ane_suites;
 mod bad_input;
 mod engines;
