@@ -94,3 +94,19 @@ fn hundreds_of_sessions() {
     assert_eq!(calls(&daemon), 500, "{text}\n{}", daemon.log());
     println!("sessions: {}", text.lines().last().unwrap_or_default());
 }
+
+/// 2.5 GB: a protobuf holds no more than 2 GiB, so that the weights travel beside the model. Takes 7 GB of memory and 2.7 GB of disk.
+#[test]
+#[ignore = "long: part of `make gates`"]
+fn weights_beyond_what_a_protobuf_holds_compute_on_the_host() {
+    let engine = Engine::take();
+    let daemon = Daemon::with(&engine, &settings("ort-1.32"));
+    let guest = Guest::start(&engine, &python_image(), &python("ort-1.32"), &["--device", ANE]);
+    let text = guest.exec(&["python3", "/gate/big.py", "/tmp", "10"]);
+    let line = text.lines().find(|line| line.starts_with("{\"weights\"")).unwrap_or_else(|| panic!("{text}"));
+    let result: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert!(result["weights"].as_u64().unwrap() > 2 << 30, "{line}");
+    assert_eq!(result["equal"], result["runs"], "{text}\n{}", daemon.log());
+    assert_eq!(calls(&daemon), result["runs"].as_u64().unwrap(), "{text}\n{}", daemon.log());
+    println!("big: {line}, all runs on the host");
+}
