@@ -4,6 +4,8 @@
 //! - a user of its own, so that no file, process or socket of the host or of another worker is its own;
 //! - Landlock: reads the engine's files and what describes the machine, writes the GPU's device nodes, nothing else; no
 //!   TCP, no signals to others;
+//! - where the engine lies behind a folder that is closed to others, the capability to pass such folders
+//!   (CAP_DAC_READ_SEARCH), which Landlock keeps to the engine's own files; without Landlock the worker is not started;
 //! - seccomp: no new sockets at all, no debugging, no namespaces, no mounts, no io_uring;
 //! - no core dumps, and for engines on the processor a limit of memory behind its own account.
 //!
@@ -50,6 +52,15 @@ pub enum SandboxError {
     /// The filter could not be compiled.
     #[error("filter for a worker's system calls could not be made")]
     Seccomp(#[from] seccompiler::BackendError),
+    /// The engine cannot be reached by a worker's user, and nothing would keep a worker that may pass to its engine.
+    #[error(
+        "the engine lies behind {}, which is closed to the users of workers, and this kernel has no Landlock: move the engine, \
+         or open that folder to others (chmod o+x)", folder.display()
+    )]
+    Closed {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// No filter is known for this processor.
     #[error("no system call filter is known for this processor architecture")]
     Architecture,
@@ -71,6 +82,8 @@ pub(crate) struct User {
     pub(crate) gid: Gid,
     /// Groups that may open the GPU's device nodes.
     pub(crate) groups: Vec<Gid>,
+    /// Whether it passes folders that are closed to others, to reach the engine behind them.
+    pub(crate) passes_closed: bool,
 }
 
 /// Whether workers can be given users of their own.
@@ -115,15 +128,33 @@ pub(crate) fn prepare(needs: &Needs<'_>) -> Result<Sandbox, SandboxError> {
         let most = Some(needs.max_bytes.saturating_add(SPARE_BYTES));
         limits.push((Resource::Data, Rlimit { current: most, maximum: most }));
     }
+    let closed =
+        needs.folders.iter().map(PathBuf::as_path).chain(needs.own_folder).find_map(closed_on_the_way);
+    if let Some(closed) = &closed
+        && can_change_users()
+        && !landlock_is_there()
+    {
+        return Err(SandboxError::Closed { folder: closed.clone() });
+    }
+    let user = || next_user(needs.kind, nodes.as_deref().unwrap_or_default(), closed.is_some());
     Ok(Sandbox {
-        user: can_change_users().then(|| next_user(needs.kind, nodes.as_deref().unwrap_or_default())),
+        user: can_change_users().then(user),
         landlock: landlock_rules(needs.program, needs.folders, needs.own_folder, nodes.as_deref())?,
         seccomp: filter(nodes.as_deref().is_some_and(has_nvidia))?,
         limits,
     })
 }
 
-fn next_user(kind: Kind, nodes: &[PathBuf]) -> User {
+/// The first folder on the way to a place that others may not pass: a home, say.
+fn closed_on_the_way(place: &Path) -> Option<PathBuf> {
+    let place = std::fs::canonicalize(place).ok()?;
+    let is_closed = |folder: &&Path| {
+        std::fs::metadata(folder).is_ok_and(|found| found.is_dir() && found.mode() & 0o001 == 0)
+    };
+    place.ancestors().filter(is_closed).last().map(Path::to_owned)
+}
+
+fn next_user(kind: Kind, nodes: &[PathBuf], passes_closed: bool) -> User {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let part = Kind::ALL.into_iter().zip(0..).find(|(one, _)| *one == kind).map_or(0, |(_, part)| part);
     let id = FIRST_UID + part * UIDS_PER_KIND + NEXT.fetch_add(1, Ordering::Relaxed) % UIDS_PER_KIND;
@@ -137,6 +168,7 @@ fn next_user(kind: Kind, nodes: &[PathBuf]) -> User {
         uid: Uid::from_raw(id),
         gid: Gid::from_raw(id),
         groups: groups.into_iter().map(Gid::from_raw).collect(),
+        passes_closed,
     }
 }
 
@@ -330,6 +362,25 @@ mod tests {
                 assert_eq!(socket(family, SocketType::DGRAM, None).unwrap_err(), Errno::PERM, "{family:?}");
             }
         });
+    }
+
+    #[test]
+    fn the_outermost_closed_folder_on_the_way_is_named() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let (outer, inner) = (dir.path().join("outer"), dir.path().join("outer/inner"));
+        std::fs::create_dir_all(&inner).unwrap();
+        set(dir.path(), 0o755);
+        assert_eq!(closed_on_the_way(&inner), None);
+        set(&inner, 0o700);
+        let real = std::fs::canonicalize(&outer).unwrap();
+        assert_eq!(closed_on_the_way(&inner), Some(real.join("inner")));
+        set(&outer, 0o750);
+        assert_eq!(closed_on_the_way(&inner), Some(real));
+        assert_eq!(closed_on_the_way(Path::new("/nowhere")), None);
     }
 
     #[test]

@@ -15,7 +15,10 @@ use rustix::io::FdFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
-use rustix::thread::{set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, configure_capability_in_ambient_set, set_capabilities,
+    set_keep_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
 
 use super::sandbox::{Sandbox, User};
 
@@ -170,5 +173,13 @@ fn before_exec(command: &mut Command, program: &WorkerProgram, sandbox: Option<S
 fn become_user(user: &User) -> rustix::io::Result<()> {
     set_thread_groups(&user.groups)?;
     set_thread_res_gid(user.gid, user.gid, user.gid)?;
-    set_thread_res_uid(user.uid, user.uid, user.uid)
+    if !user.passes_closed {
+        return set_thread_res_uid(user.uid, user.uid, user.uid);
+    }
+    let kept = CapabilitySet::DAC_READ_SEARCH;
+    // Else the change of the user takes all capabilities, and the exec those that are not ambient.
+    set_keep_capabilities(true)?;
+    set_thread_res_uid(user.uid, user.uid, user.uid)?;
+    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: kept })?;
+    configure_capability_in_ambient_set(kept, true)
 }

@@ -398,9 +398,28 @@ fn a_real_worker_serves_a_client_in_the_sandbox() {
         eprintln!("SKIPPED: LIGHTER_TEST_GGML_ROOT names no engine root");
         return;
     };
+    real_worker_serves(&PathBuf::from(root));
+}
+
+/// A root's home is closed to the users of workers, and is where many keep what they cloned.
+#[test]
+fn a_real_worker_reaches_an_engine_behind_a_closed_folder() {
+    let Some(root) = std::env::var_os("LIGHTER_TEST_GGML_ROOT") else {
+        eprintln!("SKIPPED: LIGHTER_TEST_GGML_ROOT names no engine root");
+        return;
+    };
+    let home = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(home.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let copy = home.path().join("root");
+    let status = std::process::Command::new("cp").arg("-a").args([root.as_ref(), copy.as_os_str()]).status();
+    assert!(status.unwrap().success());
+    real_worker_serves(&copy);
+}
+
+fn real_worker_serves(root: &std::path::Path) {
     let service = Running::start("real", |config| {
         config.libraries = None;
-        config.engine_root = root.into();
+        config.engine_root = root.to_owned();
         config.engine = "CPU".to_owned();
         config.protocol = Some(8);
     });

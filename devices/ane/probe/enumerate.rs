@@ -2,31 +2,32 @@
 //! What a library of ONNX Runtime can compute with. Only ever called in the short-lived child.
 //!
 //! ONNX Runtime says which providers it was built with, not which of them work here: OpenVINO is asked for its devices
-//! through its own C interface, which lies beside the library; the others' libraries are loaded to see whether the
-//! drivers that they need are there.
+//! through its own C interface, which lies beside the library; the others are given a small model to compile, which
+//! shows whether the drivers that they need are there.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use libloading::Library;
-use libloading::os::unix::{Library as GlobalLibrary, RTLD_GLOBAL, RTLD_LAZY};
 
 use super::Found;
 use crate::ane::control::Provider;
-use crate::ane::ort::Ort;
+use crate::ane::ort::{ModelBytes, Ort, ProviderSetup, Session, SessionSetup};
 use crate::ask::with_causes;
 
-/// Every provider that has engines of its own, and its library beside ONNX Runtime's where it has one.
-const PROVIDERS: [(Provider, Option<&str>); 6] = [
-    (Provider::Cpu, None),
-    (Provider::OpenVino, Some("libonnxruntime_providers_openvino.so")),
-    (Provider::Cuda, Some("libonnxruntime_providers_cuda.so")),
-    (Provider::TensorRt, Some("libonnxruntime_providers_tensorrt.so")),
-    (Provider::MiGraphX, Some("libonnxruntime_providers_migraphx.so")),
-    (Provider::CoreMl, None),
+/// Every provider that has engines of its own.
+const PROVIDERS: [Provider; 6] = [
+    Provider::Cpu,
+    Provider::OpenVino,
+    Provider::Cuda,
+    Provider::TensorRt,
+    Provider::MiGraphX,
+    Provider::CoreMl,
 ];
 
 /// The library's version and what can compute with it.
@@ -35,20 +36,20 @@ pub(super) fn devices(library: &Path) -> Result<(String, Vec<Found>), String> {
     let folder = std::fs::canonicalize(library).ok().and_then(|path| path.parent().map(Path::to_owned));
     let folder = folder.unwrap_or_default();
     let mut devices = Vec::new();
-    for (provider, file) in PROVIDERS {
+    for provider in PROVIDERS {
         if !ort.providers().iter().any(|name| name == provider.ort_name()) {
             continue;
         }
-        match (provider, file) {
-            (Provider::OpenVino, _) => match openvino_devices(&folder) {
-                Ok(found) => devices.extend(found),
-                Err(reason) => eprintln!("OpenVINO is left out: {reason}"),
-            },
-            (_, Some(file)) => match can_be_loaded(&folder, file) {
-                Ok(()) => devices.push(plain(provider)),
-                Err(reason) => eprintln!("{provider} is left out: {reason}"),
-            },
-            (_, None) => devices.push(plain(provider)),
+        let found = match provider {
+            Provider::Cpu | Provider::CoreMl => Ok(vec![plain(provider)]),
+            Provider::OpenVino => openvino_devices(&folder),
+            Provider::Cuda | Provider::TensorRt | Provider::MiGraphX => {
+                makes_a_session(&ort, provider).map(|()| vec![plain(provider)])
+            }
+        };
+        match found {
+            Ok(found) => devices.extend(found),
+            Err(reason) => eprintln!("{provider} is left out: {reason}"),
         }
     }
     Ok((ort.version().to_owned(), devices))
@@ -68,16 +69,30 @@ fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// Whether a provider's library finds the drivers that it needs.
-fn can_be_loaded(folder: &Path, file: &str) -> Result<(), String> {
-    let open = |name: &str| {
-        // SAFETY: loading runs the libraries' constructors, which is what this short-lived process is for.
-        unsafe { GlobalLibrary::open(Some(folder.join(name)), RTLD_LAZY | RTLD_GLOBAL) }
-            .map(ManuallyDrop::new)
-            .map_err(|error| with_causes(&error))
+/// Whether a provider finds its libraries, its driver and a device: it compiles a model of one node. Its library is not
+/// loaded directly: its constructors need what ONNX Runtime gives it first.
+fn makes_a_session(ort: &Arc<Ort>, provider: Provider) -> Result<(), String> {
+    let provider = ProviderSetup { provider, options: BTreeMap::new() };
+    let setup = SessionSetup { provider, threads: 1, cache_dir: None };
+    let model = ModelBytes { proto: &identity(), weights: &[], inputs: &[], outputs: &[] };
+    Session::new(ort, &setup, model).map(|_| ()).map_err(|error| with_causes(&error))
+}
+
+/// A ModelProto that gives one number back.
+fn identity() -> Vec<u8> {
+    // Every length here is below 128, and so is a varint of one byte.
+    let field = |number: u8, bytes: &[u8]| {
+        [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap_or(0)], bytes].concat()
     };
-    open("libonnxruntime_providers_shared.so")?;
-    open(file).map(|_| ())
+    // TypeProto{tensor_type: {elem_type: FLOAT, shape: {dim: {dim_value: 1}}}}
+    let shape = field(2, &field(1, &[1 << 3, 1]));
+    let kind = field(1, &[&[1 << 3, 1][..], &shape].concat());
+    let value = |name: &[u8]| [field(1, name), field(2, &kind)].concat();
+    let node = [field(1, b"x"), field(2, b"y"), field(4, b"Identity")].concat();
+    let graph =
+        [field(1, &node), field(2, b"probe"), field(11, &value(b"x")), field(12, &value(b"y"))].concat();
+    // ir_version 8; OperatorSetIdProto{version: 13}
+    [vec![1 << 3, 8], field(7, &graph), field(8, &[2 << 3, 13])].concat()
 }
 
 /// The list in OpenVINO's C interface.
@@ -139,4 +154,29 @@ fn openvino_devices(folder: &Path) -> Result<Vec<Found>, String> {
         });
     }
     Ok(devices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_that_tries_a_provider_compiles_where_there_is_one() {
+        let named = std::env::var_os("LIGHTER_TEST_ORT");
+        let folder = named.iter().flat_map(std::env::split_paths).next();
+        let library = folder.and_then(|folder| {
+            let entries = std::fs::read_dir(folder.join("onnxruntime/capi")).ok()?;
+            entries.flatten().map(|entry| entry.path()).find(|path| {
+                path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"libonnxruntime.so"))
+            })
+        });
+        let Some(library) = library else {
+            eprintln!("NOT RUN: LIGHTER_TEST_ORT names no ONNX Runtime (tools/wheels ort-1.32)");
+            return;
+        };
+        let ort = Ort::open(&library).unwrap();
+        assert_eq!(makes_a_session(&ort, Provider::Cpu), Ok(()));
+        let reason = makes_a_session(&ort, Provider::Cuda).unwrap_err();
+        assert!(reason.contains("CUDA"), "{reason}");
+    }
 }

@@ -245,6 +245,8 @@ fn compose(
     engine: EngineState,
     readings: &BTreeMap<String, Arc<Mutex<Readings>>>,
 ) -> ServiceReport {
+    // Before the containers' accounts, which are written first.
+    let troubles = shared.troubles();
     let mut containers = BTreeMap::new();
     let mut totals = BTreeMap::from([("workers".to_owned(), shared.workers.load(Ordering::Relaxed))]);
     for (grant, readings) in readings {
@@ -256,5 +258,5 @@ fn compose(
         *totals.entry("model_bytes".to_owned()).or_default() += report.held_bytes;
         containers.insert(grant.clone(), report);
     }
-    ServiceReport { engine, containers, totals, troubles: shared.troubles() }
+    ServiceReport { engine, containers, totals, troubles }
 }

@@ -487,9 +487,10 @@ impl Warden {
         let name = self.engine_name(engine);
         let text = format!("worker of {name} broke: {what}{how}{words}");
         tracing::error!(container = self.container, pid, engine = name, streams_broken = streams, "{text}");
-        self.shared.trouble(format!("container {}: {text}", self.container));
+        // The trouble last: who is told of it finds the container's own account of it.
         self.worker_gone(&name);
         self.readings().failed(&text);
+        self.shared.trouble(format!("container {}: {text}", self.container));
         let is_trial = self.trials.is_attempt_at(engine);
         let starting = matches!(live.phase, Phase::Starting { .. });
         self.lost_worker(engine, &live, &text, is_hung);

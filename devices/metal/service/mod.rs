@@ -265,6 +265,8 @@ fn compose(
     readings: &BTreeMap<String, Arc<Mutex<Readings>>>,
 ) -> ServiceReport {
     let weights = shared.weights.totals();
+    // Before the containers' accounts, which are written first.
+    let troubles = shared.troubles.lock().unwrap_or_else(PoisonError::into_inner).list();
     let mut graphs = 0u64;
     let mut containers = BTreeMap::new();
     for (grant, readings) in readings {
@@ -282,7 +284,6 @@ fn compose(
     if let Some(bytes) = shared.weights.cache_bytes() {
         totals.insert("cache_bytes".to_owned(), bytes);
     }
-    let troubles = shared.troubles.lock().unwrap_or_else(PoisonError::into_inner).list();
     ServiceReport { engine, containers, totals, troubles }
 }
 

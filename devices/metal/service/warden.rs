@@ -411,9 +411,10 @@ impl Warden {
         drop(live);
         let text = format!("worker broke: {what}{how}{words}");
         tracing::error!(container = self.container, pid, streams_broken = streams, "{text}");
-        self.shared.trouble(format!("container {}: {text}", self.container));
+        // The trouble last: who is told of it finds the container's own account of it.
         self.forget_worker();
         self.readings().failed(&text);
+        self.shared.trouble(format!("container {}: {text}", self.container));
         if self.crashes.add(Instant::now()) {
             let pause_s = self.shared.config.crash_pause_s;
             let text = format!("workers crash one after another: streams are refused for {pause_s} s");
