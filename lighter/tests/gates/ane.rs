@@ -8,7 +8,7 @@ use crate::support::{Engine, cache, eventually_within, repo, run, stdout_of, tex
 pub(crate) const ANE: &str = "lighter.sh/ane=all";
 
 /// An image whose Python is of the same version as the one that fetched the wheels.
-fn image() -> String {
+pub(crate) fn image() -> String {
     std::env::var("LIGHTER_TEST_PYTHON_IMAGE").unwrap_or_else(|_| "lighter-test/python:bookworm".to_owned())
 }
 

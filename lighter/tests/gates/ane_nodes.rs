@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! ONNX's own node tests on the ane device: whatever the container's own processor can run, the device answers alike.
 
-use crate::ane::{ANE, settings};
-use crate::ane_suites::{Guest, calls, python, python_image};
+use crate::ane::{ANE, image, settings};
+use crate::ane_suites::{Guest, calls, python};
 use crate::support::{Daemon, Engine};
 
 /// What a run of the tests must at least come to.
@@ -26,7 +26,7 @@ fn without_names(figures: &serde_json::Value) -> String {
 fn node_tests(container: &str, host: &str, least: &Least) -> serde_json::Value {
     let engine = Engine::take();
     let daemon = Daemon::with(&engine, &settings(host));
-    let guest = Guest::start(&engine, &python_image(), &python(container), &["--device", ANE]);
+    let guest = Guest::start(&engine, &image(), &python(container), &["--device", ANE]);
     let text = guest.exec(&["python3", "/gate/nodes.py"]);
     let line = text.lines().find(|line| line.starts_with("{\"ort\"")).unwrap_or_else(|| panic!("{text}"));
     let figures: serde_json::Value = serde_json::from_str(line).unwrap();

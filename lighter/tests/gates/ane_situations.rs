@@ -4,8 +4,8 @@
 
 use std::process::Command;
 
-use crate::ane::{ANE, settings};
-use crate::ane_suites::{Guest, calls, computes_on_the_host, python, python_image};
+use crate::ane::{ANE, image, settings};
+use crate::ane_suites::{Guest, calls, computes_on_the_host, python};
 use crate::support::{Daemon, Engine, repo, stdout_of};
 
 fn situation(name: &str, options: &[&str]) {
@@ -13,7 +13,7 @@ fn situation(name: &str, options: &[&str]) {
     let daemon = Daemon::with(&engine, &settings("ort-1.32"));
     let mut more = vec!["--device", ANE];
     more.extend(options);
-    let guest = Guest::start(&engine, &python_image(), &python("ort-1.32"), &more);
+    let guest = Guest::start(&engine, &image(), &python("ort-1.32"), &more);
     computes_on_the_host(&daemon, &guest, name);
 }
 
@@ -44,7 +44,7 @@ fn the_hosts_network_and_none_at_all_compute_on_the_host() {
 fn users_that_are_mapped_to_others_compute_on_the_host() {
     let engine = Engine::remapped();
     let dir = engine.socket().parent().unwrap().to_owned();
-    let image = python_image();
+    let image = image();
     let name = image.replace("lighter-test/python:", "python-");
     stdout_of(Command::new(repo().join("tools/images")).env("LIGHTER_ENGINE_DIR", dir).arg(name));
     {
@@ -61,7 +61,7 @@ fn users_that_are_mapped_to_others_compute_on_the_host() {
 fn two_containers_with_one_model_at_once() {
     let engine = Engine::take();
     let daemon = Daemon::with(&engine, &settings("ort-1.32"));
-    let start = || Guest::start(&engine, &python_image(), &python("ort-1.32"), &["--device", ANE]);
+    let start = || Guest::start(&engine, &image(), &python("ort-1.32"), &["--device", ANE]);
     let guests = [start(), start()];
     let command = ["python3", "/gate/models.py", "20", "/models/ch_ppocr_mobile_v2.0_cls_infer.onnx"];
     let texts = std::thread::scope(|scope| {
@@ -82,7 +82,7 @@ fn two_containers_with_one_model_at_once() {
 fn hundreds_of_sessions() {
     let engine = Engine::take();
     let daemon = Daemon::with(&engine, &settings("ort-1.32"));
-    let guest = Guest::start(&engine, &python_image(), &python("ort-1.32"), &["--device", ANE]);
+    let guest = Guest::start(&engine, &image(), &python("ort-1.32"), &["--device", ANE]);
     let text = guest.exec(&[
         "python3",
         "/gate/sessions.py",
@@ -101,7 +101,7 @@ fn hundreds_of_sessions() {
 fn weights_beyond_what_a_protobuf_holds_compute_on_the_host() {
     let engine = Engine::take();
     let daemon = Daemon::with(&engine, &settings("ort-1.32"));
-    let guest = Guest::start(&engine, &python_image(), &python("ort-1.32"), &["--device", ANE]);
+    let guest = Guest::start(&engine, &image(), &python("ort-1.32"), &["--device", ANE]);
     let text = guest.exec(&["python3", "/gate/big.py", "/tmp", "10"]);
     let line = text.lines().find(|line| line.starts_with("{\"weights\"")).unwrap_or_else(|| panic!("{text}"));
     let result: serde_json::Value = serde_json::from_str(line).unwrap();

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::ane::{ANE, library, settings, wheels};
+use crate::ane::{ANE, image, library, settings, wheels};
 use crate::support::{Daemon, Engine, cache, repo, run, stdout_of, text_of};
 
 /// Runs a command with the variables of the container's devices.
@@ -14,11 +14,6 @@ const MUSL: &str = "lighter-test/musl:sid";
 const LIBRARY: &str = "/usr/lib/lighter/ane/liblighter_ane_ep.so";
 const MODELS: [&str; 3] = ["ch_ppocr_mobile_v2.0_cls_infer", "magika", "silero_vad_op18_ifless"];
 const RUNS: u64 = 2;
-
-/// An image whose Python is of the same version as the one that fetched the wheels.
-pub(crate) fn python_image() -> String {
-    std::env::var("LIGHTER_TEST_PYTHON_IMAGE").unwrap_or_else(|_| "lighter-test/python:bookworm".to_owned())
-}
 
 /// What `tools/ane-programs` has built.
 fn programs() -> PathBuf {
@@ -192,7 +187,7 @@ fn a_program_in_c_computes_on_the_host() {
     for version in ["ort-1.24", "ort-1.32"] {
         let mut options = python(version);
         options.extend(mounts(&[(programs(), "/programs")]));
-        let guest = Guest::start(&engine, &python_image(), &options, &["--device", ANE]);
+        let guest = Guest::start(&engine, &image(), &options, &["--device", ANE]);
         let name = library(version).file_name().unwrap().to_string_lossy().into_owned();
         let runtime = format!("/runtime/onnxruntime/capi/{name}");
         let model = format!("/models/{}.onnx", MODELS[0]);
