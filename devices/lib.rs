@@ -12,6 +12,7 @@ pub mod host;
 pub mod metal;
 pub mod service;
 mod spec;
+mod system;
 
 use std::os::fd::OwnedFd;
 

@@ -121,21 +121,7 @@ fn library(path: PathBuf, system: &Path) -> Library {
     let mut folders: Vec<PathBuf> =
         [path.parent(), real.parent()].into_iter().flatten().map(Path::to_owned).collect();
     folders.dedup();
-    let system_folders = [
-        "usr/lib",
-        "usr/lib64",
-        "usr/local/lib",
-        "lib",
-        "lib64",
-        "usr/local/cuda",
-        "opt/rocm",
-        "etc/ld.so.cache",
-        "etc/ld.so.preload",
-        "etc/OpenCL",
-        "etc/localtime",
-        "usr/share/zoneinfo",
-    ];
-    folders.extend(system_folders.iter().map(|place| system.join(place)));
+    folders.extend(crate::system::folders(system));
     Library { path, folders }
 }
 

@@ -85,7 +85,7 @@ fn configured(libraries: &Libraries, config: &MetalConfig, system: &Path) -> Res
             });
         }
     }
-    let mut folders = system_folders(system);
+    let mut folders = crate::system::folders(system);
     let parents = [libraries.base.parent(), libraries.registry.parent(), libraries.backends_dir.as_deref()];
     folders.extend(parents.into_iter().flatten().map(Path::to_owned));
     Ok(EngineFiles { libraries: libraries.clone(), loader: None, environment: environment(config), folders })
@@ -118,7 +118,7 @@ fn engine_root(root: &Path, config: &MetalConfig, system: &Path) -> Result<Optio
     if let Some(drivers) = vulkan_drivers(root, system) {
         environment.push(("VK_DRIVER_FILES".to_owned(), drivers));
     }
-    let mut folders = system_folders(system);
+    let mut folders = crate::system::folders(system);
     folders.push(root.to_owned());
     Ok(Some(EngineFiles { libraries, loader: Some(Loader { program, library_path }), environment, folders }))
 }
@@ -132,9 +132,9 @@ fn system_libraries(config: &MetalConfig, system: &Path) -> Option<EngineFiles> 
         "usr/lib64".to_owned(),
         "usr/lib".to_owned(),
     ];
-    let folders = usual.iter().map(|place| system.join(place)).chain(loader_folders(system));
+    let folders = usual.iter().map(|place| system.join(place)).chain(crate::system::loader_folders(system));
     let libraries = folders.into_iter().find_map(|folder| libraries_in(&folder))?;
-    let mut folders = system_folders(system);
+    let mut folders = crate::system::folders(system);
     folders.extend(libraries.base.parent().map(Path::to_owned));
     Some(EngineFiles { libraries, loader: None, environment: environment(config), folders })
 }
@@ -146,26 +146,6 @@ fn libraries_in(folder: &Path) -> Option<Libraries> {
     let registry = find(["libggml.so.0", "libggml.so"])?;
     let backends = ["ggml/backends0", "ggml/backends", "ggml"].map(|name| folder.join(name));
     Some(Libraries { base, registry, backends_dir: backends.into_iter().find(|path| path.is_dir()) })
-}
-
-/// Folders that the system's loader is configured with.
-fn loader_folders(system: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(system.join("etc/ld.so.conf.d")) else {
-        return Vec::new();
-    };
-    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    files.sort();
-    files
-        .iter()
-        .filter_map(|file| std::fs::read_to_string(file).ok())
-        .flat_map(|text| {
-            text.lines()
-                .map(|line| line.split('#').next().unwrap_or_default().trim().to_owned())
-                .filter(|line| line.starts_with('/'))
-                .collect::<Vec<_>>()
-        })
-        .map(|line| system.join(line.trim_start_matches('/')))
-        .collect()
 }
 
 /// Vulkan drivers for a process in an engine root: the root's own, and the host's NVIDIA driver. The host's Mesa
@@ -192,29 +172,6 @@ fn vulkan_drivers(root: &Path, system: &Path) -> Option<String> {
 
 fn environment(config: &MetalConfig) -> Vec<(String, String)> {
     config.environment.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
-}
-
-/// What any process that loads system libraries and drivers reads.
-fn system_folders(system: &Path) -> Vec<PathBuf> {
-    let places = [
-        "usr/lib",
-        "usr/lib64",
-        "usr/local/lib",
-        "lib",
-        "lib64",
-        "usr/local/cuda",
-        "opt/rocm",
-        "etc/ld.so.cache",
-        "etc/ld.so.preload",
-        "etc/vulkan",
-        "usr/share/vulkan",
-        "usr/share/nvidia",
-        "usr/share/drirc.d",
-        "usr/share/libdrm",
-        "etc/OpenCL",
-    ];
-    // Drivers lie wherever the loader is told to look for them.
-    places.iter().map(|place| system.join(place)).chain(loader_folders(system)).collect()
 }
 
 #[cfg(test)]

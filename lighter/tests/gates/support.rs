@@ -264,7 +264,8 @@ impl Daemon {
         } else {
             format!("engine_root = \"{}\"", engine_root("metal").display())
         };
-        let ane = if sections.contains("[ane]") { "" } else { "[ane]" };
+        // A gate that is not about the device does without it, and without the doctor's word on its host part.
+        let ane = if sections.contains("[ane]") { "" } else { "[devices]\nane = false\n[ane]" };
         let config = format!(
             "[daemon]\nstate_dir = \"{0}/state\"\nspec_dir = \"{1}\"\nclient_dir = \"{0}/client\"\nlog_file = \"{0}/log\"\n\
              hook = \"{2}\"\nplugin_dir = \"{4}\"\n[engines]\ndocker = [\"{3}\"]\n\
