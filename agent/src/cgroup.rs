@@ -43,7 +43,7 @@ impl Cgroups {
     /// When a line has another form, or a path cannot be compared with others.
     pub fn parse(text: &str) -> Result<Self, CgroupError> {
         let short = |text: &str| text.chars().take(200).collect::<String>();
-        let mut groups = Vec::new();
+        let mut groups: Vec<(String, String)> = Vec::new();
         for line in text.lines() {
             let bad = || CgroupError::Line { line: short(line) };
             let mut parts = line.splitn(3, ':');
@@ -56,6 +56,10 @@ impl Cgroups {
             }
             if path.split('/').any(|part| part == "..") {
                 return Err(CgroupError::Outside { path: short(path) });
+            }
+            // A hierarchy has one group of a process: a second would make it unclear which one counts.
+            if groups.iter().any(|(known, _)| known == controllers) {
+                return Err(bad());
             }
             groups.push((controllers.to_owned(), path.to_owned()));
         }
@@ -240,6 +244,7 @@ mod tests {
         assert_eq!(groups("0::/a:b/c\n").path(""), Some("/a:b/c"));
         assert!(matches!(Cgroups::parse("0:/x"), Err(CgroupError::Line { .. })));
         assert!(matches!(Cgroups::parse("0::x"), Err(CgroupError::Line { .. })));
+        assert!(matches!(Cgroups::parse("0::/a\n0::/b"), Err(CgroupError::Line { .. })));
         assert!(matches!(Cgroups::parse("0::/../x"), Err(CgroupError::Outside { .. })));
     }
 
