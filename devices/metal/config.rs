@@ -39,7 +39,7 @@ pub struct MetalConfig {
     pub libraries: Option<Libraries>,
     /// Environment variables for ggml and its drivers (`GGML_VK_VISIBLE_DEVICES`, `CUDA_VISIBLE_DEVICES`).
     pub environment: BTreeMap<String, String>,
-    /// Threads of the CPU backend in one container's worker; `None` leaves the number to ggml.
+    /// Threads of the CPU backend in one container's worker; `None` is one for each processor.
     pub threads: Option<u16>,
     /// Major of ggml's RPC protocol for every client, instead of looking at the client's own ggml.
     pub protocol: Option<u8>,

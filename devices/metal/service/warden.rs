@@ -226,7 +226,7 @@ impl Warden {
             registry_library: files.libraries.registry.clone(),
             backends_dir: files.libraries.backends_dir.clone(),
             engine: engine.name.clone(),
-            threads: shared.config.threads,
+            threads: shared.config.threads.or_else(processors),
             max_bytes,
             max_streams: shared.config.max_streams_per_container,
             huge_pages: shared.config.huge_pages,
@@ -453,4 +453,10 @@ fn describe(error: &dyn std::error::Error) -> String {
         Some(cause) => format!("{error}: {}", describe(cause)),
         None => error.to_string(),
     }
+}
+
+/// As many as this process may use: ggml's own choice is a fixed number, and more threads than processors wait for each
+/// other at every step.
+fn processors() -> Option<u16> {
+    std::thread::available_parallelism().ok().and_then(|count| u16::try_from(count.get()).ok())
 }
