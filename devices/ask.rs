@@ -95,15 +95,3 @@ fn read_both(
     let [answer, noise] = texts;
     Some((answer, noise))
 }
-
-/// An error and what caused it, in one line.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}

@@ -13,6 +13,7 @@ pub mod metal;
 pub mod service;
 mod spec;
 mod system;
+mod text;
 
 use std::os::fd::OwnedFd;
 

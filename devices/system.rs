@@ -1,9 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where a Linux host keeps what programs load: system libraries, drivers, and what these read.
-//!
-//! Used by devices whose workers load an engine of the host, to say which folders such a worker may read.
+//! What services ask the host itself: its memory and processors, and where it keeps what programs load, which says
+//! what a worker may read.
 
 use std::path::{Path, PathBuf};
+
+/// Memory of the host.
+pub(crate) fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    let unit = u64::from(info.mem_unit.max(1));
+    #[allow(clippy::useless_conversion, reason = "the type of totalram differs between architectures")]
+    u64::from(info.totalram).saturating_mul(unit)
+}
+
+/// Processors that this process may use. More threads than that wait for each other at every step.
+pub(crate) fn processors() -> Option<u16> {
+    std::thread::available_parallelism().ok().and_then(|count| u16::try_from(count.get()).ok())
+}
 
 /// What any process that loads system libraries and drivers reads, of the system below this folder.
 pub(crate) fn folders(system: &Path) -> Vec<PathBuf> {

@@ -36,7 +36,7 @@ pub struct AneConfig {
     pub units: Units,
     /// Environment variables for ONNX Runtime and the drivers behind it (`CUDA_VISIBLE_DEVICES`).
     pub environment: BTreeMap<String, String>,
-    /// Threads of the processor's engine in one worker; `None` leaves the number to ONNX Runtime.
+    /// Threads of the processor's engine in one worker; `None` is one for each processor, at most 16.
     pub threads: Option<u16>,
     /// Most bytes of memory of one worker; `None` is half of the host's.
     pub max_bytes_per_worker: Option<u64>,
@@ -227,7 +227,7 @@ impl AneConfig {
             }
         }
         if self.threads == Some(0) {
-            let reason = "at least one thread is needed; leave it out for ONNX Runtime's own choice";
+            let reason = "at least one thread is needed; leave it out for one a processor, at most 16";
             return bad("threads", "0".to_owned(), reason);
         }
         let folders = [

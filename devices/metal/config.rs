@@ -156,7 +156,7 @@ impl MetalConfig {
             return bad(
                 "threads",
                 "0".to_owned(),
-                "at least one thread is needed; leave it out for ggml's own choice",
+                "at least one thread is needed; leave it out for one a processor",
             );
         }
         if self.max_streams_per_container == 0 {

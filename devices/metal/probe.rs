@@ -19,8 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use super::config::{Libraries, MetalConfig};
 use super::locate::{EngineFiles, locate};
-use crate::ask::{MAX_ANSWER_BYTES, with_causes};
+use crate::ask::MAX_ANSWER_BYTES;
 use crate::host::Probe;
+use crate::text::with_causes;
 
 /// Longest that ggml and its drivers may take to list the devices.
 const LIMIT: Duration = Duration::from_secs(10);

@@ -18,7 +18,7 @@ use libloading::Library;
 use super::Found;
 use crate::ane::control::Provider;
 use crate::ane::ort::{ModelBytes, Ort, ProviderSetup, Session, SessionSetup};
-use crate::ask::with_causes;
+use crate::text::with_causes;
 
 /// Every provider that has engines of its own.
 const PROVIDERS: [Provider; 6] = [

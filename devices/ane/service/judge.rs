@@ -7,7 +7,7 @@ use super::super::control::TensorPlace;
 use super::super::journal::{End, short_text};
 use super::choice::Event;
 use super::compare::{Output, Precision, compare};
-use super::warden::cut;
+use crate::text::cut;
 
 /// Outputs of more bytes are not compared, and so their models stay on the processor.
 const MAX_COMPARED_BYTES: u64 = 256 << 20;

@@ -25,7 +25,8 @@ use super::frames_io::Frames;
 use super::live::{Live, LoadState};
 use super::models::{ModelFile, identity};
 use super::setup::{Ready, refuse};
-use super::warden::{Warden, cut};
+use super::warden::Warden;
+use crate::text::cut;
 
 /// Shapes of one model for which an engine is chosen; a model with more keeps the rest on the processor.
 const MAX_SHAPES: usize = 16;

@@ -24,7 +24,7 @@ use super::frames_io::{FrameIoError, Frames};
 use super::models::{ModelError, ModelFile, Models, Room};
 use super::shared::Shared;
 use super::warden::Ask;
-use crate::ask::with_causes;
+use crate::text::with_causes;
 
 /// Most streams of one container that are being set up at one time.
 pub(super) const MOST_AT_ONCE: usize = 64;

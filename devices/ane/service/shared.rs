@@ -12,9 +12,10 @@ use super::cache::Cache;
 use super::engines::Engines;
 use crate::service::WorkerProgram;
 use crate::service::troubles::Troubles;
+use crate::system;
 
 /// Threads of one session where the configuration does not say; more make runs of other containers late.
-const MAX_THREADS: usize = 16;
+const MAX_THREADS: u16 = 16;
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -40,9 +41,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     pub(super) fn new(config: AneConfig, program: WorkerProgram) -> Self {
-        let half = host_memory_bytes() / 2;
+        let half = system::memory_bytes() / 2;
         let max_worker_bytes = config.max_bytes_per_worker.unwrap_or(half);
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+        let cpus = system::processors().map_or(1, |count| count.min(MAX_THREADS));
         let mut journal = Journal::new(&config.state_dir);
         match journal.refresh() {
             Ok(fold) if fold.unreadable() > 0 => {
@@ -61,7 +62,7 @@ impl Shared {
             max_worker_bytes,
             max_model_bytes: config.max_model_bytes_per_container.unwrap_or(half),
             max_run_bytes: max_worker_bytes / 4,
-            threads: config.threads.unwrap_or_else(|| u16::try_from(cpus).unwrap_or(1)),
+            threads: config.threads.unwrap_or(cpus),
             system: format!("{} {} {}", text(names.sysname()), text(names.release()), text(names.machine())),
             engines: Engines::default(),
             workers: AtomicU64::new(0),
@@ -161,12 +162,4 @@ impl Shared {
             tracing::warn!(%error, "the journal does not take a line");
         }
     }
-}
-
-/// Memory of the host.
-fn host_memory_bytes() -> u64 {
-    let info = rustix::system::sysinfo();
-    let unit = u64::from(info.mem_unit.max(1));
-    #[allow(clippy::useless_conversion, reason = "the type of totalram differs between architectures")]
-    u64::from(info.totalram).saturating_mul(unit)
 }

@@ -12,8 +12,8 @@ use super::super::probe::{AneEngine, command_for};
 use super::choice::EngineIndex;
 use super::live::Live;
 use super::warden::Warden;
-use crate::ask::with_causes;
 use crate::service::{sandbox, spawn};
+use crate::text::with_causes;
 
 /// Compiled sessions of one model with bound shapes.
 const MAX_BOUND: u32 = 4;

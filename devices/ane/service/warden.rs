@@ -26,13 +26,11 @@ use super::route::Entry;
 use super::setup::{Ready, Setups, refuse};
 use super::shared::Shared;
 use super::trial::Trials;
-use crate::ask::with_causes;
 use crate::service::RevokeAnswer;
 use crate::service::crashes::Crashes;
 use crate::service::limiter::{Limiter, Verdict};
+use crate::text::{cut, with_causes};
 
-/// Most characters of a worker's own words in a log line.
-const MAX_WORDS: usize = 300;
 /// Messages of one worker that are taken before others get their turn.
 const MESSAGES_A_TURN: usize = 32;
 /// How long a worker may take to say how long its runs take.
@@ -553,9 +551,4 @@ fn is_closed(live: &Live) -> bool {
     let now = Timespec::default();
     poll(&mut polled, Some(&now)).is_ok()
         && polled.iter().any(|fd| fd.revents().intersects(PollFlags::HUP | PollFlags::RDHUP))
-}
-
-/// A stranger's words, short and without what steers a terminal.
-pub(super) fn cut(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MAX_WORDS).collect()
 }

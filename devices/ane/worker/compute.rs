@@ -9,13 +9,13 @@ use std::time::Instant;
 use lighter_frames::{Failure, Tensor};
 
 use super::engine::Engine;
-use super::line_of;
 use super::memory::{Buffer, Shared};
 use super::model::{LoadedModel, micros};
 use super::parcel;
 use super::stream::length;
 use crate::ane::control::{FromWorker, Outcome, Provider, Shapes, TensorPlace, Trial};
 use crate::ane::ort::{Input, Output, Stop};
+use crate::text::with_causes;
 
 /// Most timed runs of one trial.
 const MAX_RUNS: u32 = 100;
@@ -56,7 +56,7 @@ pub(super) fn compute(
             Verdict::Outputs(outputs)
         }
         Err(error) => {
-            let text = line_of(&error);
+            let text = with_causes(&error);
             if is_about_memory(&text) {
                 model.renew(shapes, &compiled);
             }
@@ -145,7 +145,7 @@ pub(super) fn trial(
     let unpacked = parcel::unpack(&trial.inputs, file, engine.config.max_run_bytes, &mut buffer);
     let (tensors, offsets): (Vec<Tensor>, Vec<usize>) = match unpacked {
         Ok(unpacked) => unpacked.into_iter().unzip(),
-        Err(error) => return not_run(line_of(&error)),
+        Err(error) => return not_run(with_causes(&error)),
     };
     let shapes = Shapes(tensors.iter().map(|tensor| tensor.dims().to_vec()).collect());
     let fits = tensors.len() == model.inputs.len();
@@ -163,14 +163,14 @@ pub(super) fn trial(
     let inputs = gather(&tensors, &offsets, buffer.bytes());
     let outputs = match compiled.run(&inputs, None) {
         Ok((outputs, _)) => outputs,
-        Err(error) => return not_run(line_of(&error)),
+        Err(error) => return not_run(with_causes(&error)),
     };
     let mut run_us = Vec::new();
     for _ in 0..trial.runs.min(MAX_RUNS) {
         let start = Instant::now();
         match compiled.run(&inputs, None) {
             Ok(_) => run_us.push(micros(start)),
-            Err(error) => return not_run(line_of(&error)),
+            Err(error) => return not_run(with_causes(&error)),
         }
     }
     match trial.outputs.then(|| pack_outputs(&outputs)).transpose() {
@@ -183,7 +183,7 @@ pub(super) fn trial(
 fn pack_outputs(outputs: &[Output]) -> Result<(OwnedFd, Vec<TensorPlace>), String> {
     let mut tensors = Vec::with_capacity(outputs.len());
     for output in outputs {
-        tensors.push((output.tensor(), output.data().map_err(|error| line_of(&error))?));
+        tensors.push((output.tensor(), output.data().map_err(|error| with_causes(&error))?));
     }
-    parcel::pack(&tensors).map_err(|error| line_of(&error))
+    parcel::pack(&tensors).map_err(|error| with_causes(&error))
 }

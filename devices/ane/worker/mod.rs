@@ -46,6 +46,7 @@ use super::control::{
     WorkerConfig,
 };
 use super::ort::Stop;
+use crate::text::with_causes;
 
 /// How long clients' threads may take to notice the end.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -65,18 +66,6 @@ pub enum WorkerError {
     /// The system has no thread for a part of it.
     #[error("no thread for the worker's own work")]
     Thread(#[source] std::io::Error),
-}
-
-/// An error and its causes in one line.
-fn line_of(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        line.push_str(": ");
-        line.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    line
 }
 
 /// Serves until the control socket closes.
@@ -132,7 +121,7 @@ fn open(config: WorkerConfig, link: &Arc<Link>) -> Result<Arc<Engine>, WorkerErr
             Ok(engine)
         }
         Err(error) => {
-            link.say(&FromWorker::Failed { reason: line_of(&error) }, &[]);
+            link.say(&FromWorker::Failed { reason: with_causes(&error) }, &[]);
             Err(error.into())
         }
     }
@@ -238,7 +227,7 @@ impl Worker {
             return self.queue(Job::Load(there));
         }
         let loaded = match file {
-            Some(file) => LoadedModel::new(&self.engine, model, &file).map_err(|error| line_of(&error)),
+            Some(file) => LoadedModel::new(&self.engine, model, &file).map_err(|error| with_causes(&error)),
             None => Err("the service sent no file".to_owned()),
         };
         match loaded {
@@ -316,7 +305,7 @@ impl Worker {
         let stream = match self.open_stream(&handover, model, descriptors) {
             Ok(stream) => stream,
             Err(error) => {
-                refuse(line_of(&error));
+                refuse(with_causes(&error));
                 return None;
             }
         };
@@ -331,7 +320,7 @@ impl Worker {
             Err(error) => {
                 lock(&self.streams).remove(&number);
                 self.engine.counters.streams_open.fetch_sub(1, Relaxed);
-                refuse(line_of(&error));
+                refuse(with_causes(&error));
                 None
             }
         }
@@ -392,7 +381,7 @@ fn serve(engine: &Engine, streams: &Streams, stream: Stream, handover: &Handover
             return;
         }
         Ok(Ok(End::Closed)) => None,
-        Ok(Err(error)) => Some(line_of(&error)),
+        Ok(Err(error)) => Some(with_causes(&error)),
         Err(_) => Some("internal error, see the log".to_owned()),
     };
     if let Some(error) = &error {

@@ -13,12 +13,12 @@ use std::time::Instant;
 use lighter_frames::{MODEL_ALIGNMENT, Port};
 
 use super::engine::Engine;
-use super::line_of;
 use super::memory::{MemoryError, Sealed};
 use super::policy::Policy;
 use super::proto;
 use crate::ane::control::{FromWorker, Model, ModelHash, Provider, Shapes};
 use crate::ane::ort::{Input, ModelBytes, OrtError, Output, Session, Stop};
+use crate::text::with_causes;
 
 /// Why a model cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -223,7 +223,7 @@ impl LoadedModel {
         let weights = self.file.bytes().get(self.weights_offset..).unwrap_or_default();
         let bytes = ModelBytes { proto: &proto, weights, inputs: &self.inputs, outputs: &self.outputs };
         let session =
-            Session::new(&self.engine.ort, &self.engine.setup, bytes).map_err(|error| line_of(&error))?;
+            Session::new(&self.engine.ort, &self.engine.setup, bytes).map_err(|error| with_causes(&error))?;
         self.engine.counters.sessions.fetch_add(1, Relaxed);
         let exclusive = self.engine.setup.provider.provider != Provider::Cpu;
         let turn = exclusive.then(Mutex::default);

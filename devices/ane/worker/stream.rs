@@ -22,6 +22,7 @@ use super::ring::{Ring, RingError};
 use super::socket::{Socket, SocketError};
 use crate::ane::control::{Shapes, Wants};
 use crate::ane::ort::{Input, OrtError, Output, Stop};
+use crate::text::with_causes;
 
 /// A buffer larger than this is given back after use.
 const KEEP_BUFFER_BYTES: usize = 64 << 20;
@@ -123,7 +124,7 @@ impl Stream {
         if let Err(error) = &served
             && error.is_clients()
         {
-            let text = super::line_of(error);
+            let text = with_causes(error);
             self.tell(&Message::Failed(Failed { run: 0, failure: Failure::Protocol, text }));
         }
         served

@@ -145,7 +145,7 @@ impl MetalService {
         let cache = (config.cache_max_bytes > 0)
             .then(|| Cache::new(config.cache_dir.clone(), config.cache_max_bytes));
         let limits = Limits {
-            bytes: config.max_shared_bytes.unwrap_or_else(|| host_memory_bytes() / 4 * 3),
+            bytes: config.max_shared_bytes.unwrap_or_else(|| crate::system::memory_bytes() / 4 * 3),
             // The other half is for streams, workers and the log.
             count: raise_descriptor_limit() / 2,
         };
@@ -293,12 +293,4 @@ fn raise_descriptor_limit() -> usize {
     let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
     let got = if setrlimit(Resource::Nofile, most).is_ok() { limit.maximum } else { limit.current };
     got.and_then(|got| usize::try_from(got).ok()).unwrap_or(usize::MAX)
-}
-
-/// Memory of the host.
-fn host_memory_bytes() -> u64 {
-    let info = rustix::system::sysinfo();
-    let unit = u64::from(info.mem_unit.max(1));
-    #[allow(clippy::useless_conversion, reason = "the type of totalram differs between architectures")]
-    u64::from(info.totalram).saturating_mul(unit)
 }

@@ -28,9 +28,8 @@ use crate::host::{Engine, Probe};
 use crate::service::crashes::Crashes;
 use crate::service::limiter::{Limiter, Verdict};
 use crate::service::{RevokeAnswer, sandbox, spawn};
-
-/// Most characters of a worker's own words in a log line.
-const MAX_WORDS: usize = 300;
+use crate::system;
+use crate::text::{cut, with_causes};
 
 /// What the service asks of a warden.
 #[derive(Debug)]
@@ -217,7 +216,7 @@ impl Warden {
             None
         };
         let command = command_for(&shared.program.inherited_path(), files);
-        let worker = spawn::spawn(&shared.program, command, sandbox).map_err(|error| describe(&error))?;
+        let worker = spawn::spawn(&shared.program, command, sandbox).map_err(|error| with_causes(&error))?;
         let deadline = Instant::now() + shared.config.start_limit();
         let holder = shared.weights.holder(shared.next_worker(), &self.owner, max_bytes);
         let live = Live::new(worker, deadline, holder);
@@ -226,7 +225,7 @@ impl Warden {
             registry_library: files.libraries.registry.clone(),
             backends_dir: files.libraries.backends_dir.clone(),
             engine: engine.name.clone(),
-            threads: shared.config.threads.or_else(processors),
+            threads: shared.config.threads.or_else(system::processors),
             max_bytes,
             max_streams: shared.config.max_streams_per_container,
             huge_pages: shared.config.huge_pages,
@@ -244,7 +243,7 @@ impl Warden {
             Phase::Starting { waiting, .. } => waiting.push(stream),
             Phase::Up => {
                 if let Err(error) = live.pass(&stream) {
-                    return self.crashed(&format!("it takes no stream: {}", describe(&error)));
+                    return self.crashed(&format!("it takes no stream: {}", with_causes(&error)));
                 }
                 let open = live.open.len();
                 self.readings().stream_started(open);
@@ -256,7 +255,7 @@ impl Warden {
         let Some(live) = self.live.as_ref().filter(|live| matches!(live.phase, Phase::Up)) else { return };
         self.report_seq += 1;
         if let Err(error) = live.say(&ToWorker::Report { seq: self.report_seq }) {
-            return self.crashed(&format!("it takes no message: {}", describe(&error)));
+            return self.crashed(&format!("it takes no message: {}", with_causes(&error)));
         }
         self.reporters.push(done);
     }
@@ -274,7 +273,7 @@ impl Warden {
             Err(PacketError::Socket(error)) if error.kind() == std::io::ErrorKind::ConnectionReset => {
                 self.worker_ended();
             }
-            Err(error) => self.crashed(&format!("it sent what is no message: {}", describe(&error))),
+            Err(error) => self.crashed(&format!("it sent what is no message: {}", with_causes(&error))),
         }
     }
 
@@ -337,7 +336,7 @@ impl Warden {
         let is_ending = || self.ending.load(Ordering::Relaxed);
         let kept = match descriptors.into_iter().next() {
             Some(upload) if self.shared.config.share_weights => {
-                live.holder.keep(key, fnv, upload, &is_ending).map_err(|error| describe(&error)).map(Some)
+                live.holder.keep(key, fnv, upload, &is_ending).map_err(|error| with_causes(&error)).map(Some)
             }
             Some(_) => Ok(None),
             None => Err("no file came with an upload".to_owned()),
@@ -351,7 +350,7 @@ impl Warden {
 
     fn check_sent(&mut self, sent: Result<(), PacketError>) {
         if let Err(error) = sent {
-            self.crashed(&format!("it takes no answer: {}", describe(&error)));
+            self.crashed(&format!("it takes no answer: {}", with_causes(&error)));
         }
     }
 
@@ -441,22 +440,5 @@ impl Warden {
 
 /// The configured limit, else the memory of the engine, else that of the host.
 fn max_bytes(configured: Option<u64>, engine: &Engine) -> u64 {
-    configured.or(engine.memory_bytes).unwrap_or_else(super::host_memory_bytes)
-}
-
-fn cut(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MAX_WORDS).collect()
-}
-
-fn describe(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {}", describe(cause)),
-        None => error.to_string(),
-    }
-}
-
-/// As many as this process may use: ggml's own choice is a fixed number, and more threads than processors wait for each
-/// other at every step.
-fn processors() -> Option<u16> {
-    std::thread::available_parallelism().ok().and_then(|count| u16::try_from(count.get()).ok())
+    configured.or(engine.memory_bytes).unwrap_or_else(system::memory_bytes)
 }

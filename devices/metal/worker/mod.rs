@@ -32,6 +32,7 @@ use self::engine::Engine;
 pub use self::engine::OpenError;
 use self::link::Link;
 use super::control::{FromWorker, ToWorker, WorkerConfig};
+use crate::text::with_causes;
 
 /// How long clients' threads may take to notice the end.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -48,18 +49,6 @@ pub enum WorkerError {
     /// The engine could not be opened; the service has been told.
     #[error(transparent)]
     Open(#[from] OpenError),
-}
-
-/// An error and its causes in one line.
-fn line_of(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        line.push_str(": ");
-        line.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    line
 }
 
 /// Serves until the control socket closes.
@@ -114,7 +103,7 @@ fn open(config: WorkerConfig, link: &Link) -> Result<Arc<Engine>, WorkerError> {
             Ok(engine)
         }
         Err(error) => {
-            link.say(&FromWorker::Failed { reason: line_of(&error) }, &[]);
+            link.say(&FromWorker::Failed { reason: with_causes(&error) }, &[]);
             Err(error.into())
         }
     }
@@ -175,7 +164,7 @@ impl Streams {
 }
 
 fn describe(stream: u64, error: &ClientError) -> String {
-    let line = line_of(error);
+    let line = with_causes(error);
     if is_reset(error) {
         tracing::info!(stream, reason = line, "client went away in the middle of a message");
     } else {
