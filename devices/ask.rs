@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Asks a short-lived child one question: its standard input gets it, its standard output answers, both as JSON.
+//! [`ask`] is the parent's side, [`answer`] the child's.
 //!
 //! For probes, whose drivers may crash, hang or print. What the child wrote to its standard error is told when there is
 //! no answer.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,7 +16,32 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// More than this is no answer.
-pub(crate) const MAX_ANSWER_BYTES: u64 = 1 << 20;
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
+
+/// Why the child could not answer at all.
+#[derive(Debug, thiserror::Error)]
+pub enum AnswerError {
+    /// No question on its standard input.
+    #[error("standard input holds no question of lighter's; this command is for lighter itself")]
+    Question(#[source] serde_json::Error),
+    /// The answer could not be written.
+    #[error("the answer could not be written")]
+    Write(#[source] std::io::Error),
+}
+
+/// The child: reads the question from standard input, finds the answer, writes it to standard output.
+pub(crate) fn answer<Q: DeserializeOwned, A: Serialize>(
+    find: impl FnOnce(Q) -> A,
+) -> Result<(), AnswerError> {
+    let question = serde_json::from_reader(std::io::stdin().lock().take(MAX_ANSWER_BYTES))
+        .map_err(AnswerError::Question)?;
+    // Drivers may print; what they print must not land in the answer.
+    let real_stdout = rustix::io::fcntl_dupfd_cloexec(std::io::stdout().as_fd(), 3)
+        .map_err(|errno| AnswerError::Write(errno.into()))?;
+    rustix::stdio::dup2_stdout(std::io::stderr()).map_err(|errno| AnswerError::Write(errno.into()))?;
+    let text = serde_json::to_vec(&find(question)).unwrap_or_default();
+    File::from(real_stdout).write_all(&text).map_err(AnswerError::Write)
+}
 
 /// Starts the command, asks and waits for its end, at most for the limit; else why there is no answer.
 pub(crate) fn ask<A: DeserializeOwned>(

@@ -6,7 +6,7 @@
 //! that calls [`Device::serve`].
 
 pub mod ane;
-mod ask;
+pub mod ask;
 pub mod client;
 pub mod host;
 pub mod metal;

@@ -9,9 +9,10 @@
 //! A daemon of another version is refused before the first stream.
 //!
 //! Beside it what services with workers have in common: starting a process ([`spawn`]) that may do little
-//! ([`sandbox`]), its words ([`lines`]), and bounds on what it may cost ([`limiter`], [`crashes`], [`troubles`]).
+//! ([`sandbox`]), its words ([`lines`]), what the host has ([`known`]), and bounds on what it may cost ([`limiter`], [`crashes`], [`troubles`]).
 
 pub(crate) mod crashes;
+pub(crate) mod known;
 pub(crate) mod limiter;
 pub(crate) mod lines;
 mod link;

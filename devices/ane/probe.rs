@@ -11,9 +11,6 @@ mod rank;
 pub(crate) use self::rank::is_meant;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -23,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::config::{AneConfig, Class, Units};
 use super::control::Provider;
 use super::locate::{Library, locate};
-use crate::ask::MAX_ANSWER_BYTES;
+use crate::ask::AnswerError;
 use crate::host::Probe;
 
 /// Longest that a library and its drivers may take to list the devices.
@@ -86,34 +83,15 @@ pub struct AneEngine {
     pub version: String,
 }
 
-/// Why the child could not answer at all.
-#[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
-    /// No question on its standard input.
-    #[error("standard input holds no question of lighter's; this command is for lighter itself")]
-    Question(#[source] serde_json::Error),
-    /// The answer could not be written.
-    #[error("the answer could not be written")]
-    Write(#[source] std::io::Error),
-}
-
 /// The child: reads the question from standard input, loads the library, writes the answer to standard output.
 ///
 /// # Errors
 /// When there is no question, or nobody to answer to. That the library cannot be loaded is an answer.
-pub fn answer() -> Result<(), ProbeError> {
-    let question: Question = serde_json::from_reader(std::io::stdin().lock().take(MAX_ANSWER_BYTES))
-        .map_err(ProbeError::Question)?;
-    // Drivers may print; what they print must not land in the answer.
-    let real_stdout = rustix::io::fcntl_dupfd_cloexec(std::io::stdout().as_fd(), 3)
-        .map_err(|errno| ProbeError::Write(errno.into()))?;
-    rustix::stdio::dup2_stdout(std::io::stderr()).map_err(|errno| ProbeError::Write(errno.into()))?;
-    let answer = match enumerate::devices(&question.library) {
+pub fn answer() -> Result<(), AnswerError> {
+    crate::ask::answer(|question: Question| match enumerate::devices(&question.library) {
         Ok((version, devices)) => Answer::Devices { version, devices },
         Err(reason) => Answer::Failed { reason },
-    };
-    let text = serde_json::to_vec(&answer).unwrap_or_default();
-    File::from(real_stdout).write_all(&text).map_err(ProbeError::Write)
+    })
 }
 
 /// Looks for ONNX Runtime and asks children for its engines.

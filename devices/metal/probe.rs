@@ -8,9 +8,6 @@
 mod enumerate;
 mod rank;
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -19,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::{Libraries, MetalConfig};
 use super::locate::{EngineFiles, locate};
-use crate::ask::MAX_ANSWER_BYTES;
+use crate::ask::AnswerError;
 use crate::host::Probe;
 use crate::text::with_causes;
 
@@ -74,34 +71,15 @@ pub enum Answer {
     },
 }
 
-/// Why the child could not answer at all.
-#[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
-    /// No question on its standard input.
-    #[error("standard input holds no question of lighter's; this command is for lighter itself")]
-    Question(#[source] serde_json::Error),
-    /// The answer could not be written.
-    #[error("the answer could not be written")]
-    Write(#[source] std::io::Error),
-}
-
 /// The child: reads the question from standard input, loads ggml, writes the answer to standard output.
 ///
 /// # Errors
 /// When there is no question, or nobody to answer to. That ggml cannot be loaded is an answer.
-pub fn answer() -> Result<(), ProbeError> {
-    let libraries: Libraries = serde_json::from_reader(std::io::stdin().lock().take(MAX_ANSWER_BYTES))
-        .map_err(ProbeError::Question)?;
-    // Drivers may print; what they print must not land in the answer.
-    let real_stdout = rustix::io::fcntl_dupfd_cloexec(std::io::stdout().as_fd(), 3)
-        .map_err(|errno| ProbeError::Write(errno.into()))?;
-    rustix::stdio::dup2_stdout(std::io::stderr()).map_err(|errno| ProbeError::Write(errno.into()))?;
-    let answer = match enumerate::devices(&libraries) {
+pub fn answer() -> Result<(), AnswerError> {
+    crate::ask::answer(|libraries: Libraries| match enumerate::devices(&libraries) {
         Ok((version, devices)) => Answer::Devices { version, devices },
         Err(error) => Answer::Failed { reason: with_causes(&error) },
-    };
-    let text = serde_json::to_vec(&answer).unwrap_or_default();
-    File::from(real_stdout).write_all(&text).map_err(ProbeError::Write)
+    })
 }
 
 /// Looks for ggml and asks a child for its devices.
