@@ -155,12 +155,24 @@ mod tests {
 
     use super::*;
 
+    /// Another test's child may hold the fresh file open for writing until it has executed its own program.
+    fn output_of(command: &mut Command) -> std::process::Output {
+        loop {
+            match command.output() {
+                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                    std::thread::yield_now()
+                }
+                result => return result.unwrap(),
+            }
+        }
+    }
+
     fn run_env(folder: &Path, set: &[(&str, &str)]) -> String {
         let mut command = Command::new(folder.join("bin/lighter-env"));
         command.args(["sh", "-c", "echo \"$LIGHTER_METAL|$LLAMA_ARG_RPC|$ODD\""]);
         command.env_remove("LIGHTER_METAL").env_remove("LLAMA_ARG_RPC").env_remove("ODD");
         command.envs(set.iter().copied());
-        let output = command.output().unwrap();
+        let output = output_of(&mut command);
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
@@ -188,7 +200,7 @@ mod tests {
     fn the_wrapper_without_a_command_shows_its_usage() {
         let folder = tempfile::tempdir().unwrap();
         lay_out(folder.path(), &[]).unwrap();
-        let output = Command::new(folder.path().join("bin/lighter-env")).output().unwrap();
+        let output = output_of(&mut Command::new(folder.path().join("bin/lighter-env")));
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8_lossy(&output.stderr).contains("usage"));
     }
