@@ -8,17 +8,20 @@
 //! The loop ends when the daemon's end closes, however the daemon came to its end; so no service outlives it.
 //! A daemon of another version is refused before the first stream.
 //!
-//! Beside it what services with workers have in common: starting a process ([`spawn`]) that may do little
-//! ([`sandbox`]), its words ([`lines`]), what the host has ([`known`]), and bounds on what it may cost ([`limiter`], [`crashes`], [`troubles`]).
+//! Beside it what services with workers have in common: a thread for each container ([`wardens`]), starting a process
+//! ([`spawn`]) that may do little ([`sandbox`]), that process while it lives ([`process`]), what the host has ([`known`]), and
+//! bounds on what all that may cost ([`limiter`], [`crashes`], [`troubles`]).
 
 pub(crate) mod crashes;
 pub(crate) mod known;
 pub(crate) mod limiter;
-pub(crate) mod lines;
+mod lines;
 mod link;
+pub(crate) mod process;
 pub(crate) mod sandbox;
 pub(crate) mod spawn;
 pub(crate) mod troubles;
+pub(crate) mod wardens;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One running worker: its process, its control socket, what it holds.
+//! One running worker: its process, and what it holds.
 //!
-//! Whatever becomes of it, the process is killed and reaped when this is dropped.
+//! The process ends when this is dropped, and then its part of the cache is let go.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::ExitStatus;
 use std::time::Instant;
 
-use lighter_wire::{PacketError, recv, send};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use lighter_wire::PacketError;
 
-use super::super::control::{FromWorker, ModelHash, Shapes, ToWorker, WorkerCounters};
+use super::super::control::{ModelHash, Shapes, ToWorker, WorkerCounters};
 use super::cache::CacheFolder;
-use crate::service::lines::Lines;
+use crate::service::process::Process;
 use crate::service::spawn::Worker;
 
-/// Last lines of standard error that are kept to explain a crash.
-const KEPT_LINES: usize = 8;
+/// What ONNX Runtime, its drivers and Rust write when they give up.
+const TELLING: &[&str] = &["panicked", "terminate called", "rror", "ssert"];
 
 /// Where the worker is in its life.
 #[derive(Debug)]
@@ -45,9 +43,8 @@ pub(super) enum LoadState {
 /// A running worker.
 #[derive(Debug)]
 pub(super) struct Live {
-    worker: Worker,
-    pub(super) lines: Lines,
-    last_lines: VecDeque<String>,
+    // First, so that the process is gone when what it holds is let go.
+    pub(super) process: Process,
     pub(super) phase: Phase,
     /// Models that it has.
     pub(super) models: HashMap<ModelHash, LoadState>,
@@ -67,12 +64,9 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub(super) fn new(mut worker: Worker, deadline: Instant, cache: Option<CacheFolder>) -> Self {
-        let stderr = worker.child.stderr.take().map(OwnedFd::from);
+    pub(super) fn new(worker: Worker, deadline: Instant, cache: Option<CacheFolder>) -> Self {
         Self {
-            worker,
-            lines: Lines::new(stderr),
-            last_lines: VecDeque::new(),
+            process: Process::new(worker, TELLING),
             phase: Phase::Starting { deadline, messages: Vec::new() },
             models: HashMap::new(),
             approved: BTreeSet::new(),
@@ -85,21 +79,9 @@ impl Live {
         }
     }
 
-    pub(super) fn control(&self) -> &OwnedFd {
-        &self.worker.control
-    }
-
-    pub(super) fn pidfd(&self) -> &OwnedFd {
-        &self.worker.pidfd
-    }
-
-    pub(super) fn pid(&self) -> u32 {
-        self.worker.child.id()
-    }
-
     /// Sends a message at once.
     pub(super) fn say_now(&self, message: &ToWorker) -> Result<(), PacketError> {
-        send(&self.worker.control, message, &[])
+        self.process.say(message, &[])
     }
 
     /// Sends a message, or keeps it until the worker is ready. The descriptors are closed here once they are sent.
@@ -126,44 +108,6 @@ impl Live {
 
     fn send(&self, message: &ToWorker, descriptors: &[OwnedFd]) -> Result<(), PacketError> {
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        send(&self.worker.control, message, &borrowed)
-    }
-
-    /// The next message, when there is one; `None` also at the end of its socket.
-    pub(super) fn message(&self) -> Result<Option<(FromWorker, Vec<OwnedFd>)>, PacketError> {
-        let mut polled = [PollFd::new(&self.worker.control, PollFlags::IN)];
-        if !poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
-            return Ok(None);
-        }
-        recv(&self.worker.control)
-    }
-
-    /// Remembers lines for the case of a crash.
-    pub(super) fn remember(&mut self, line: &str) {
-        if self.last_lines.len() == KEPT_LINES {
-            self.last_lines.pop_front();
-        }
-        self.last_lines.push_back(line.to_owned());
-    }
-
-    /// The line that says most about a crash, else the last.
-    pub(super) fn last_words(&self) -> Option<&str> {
-        let telling = |line: &&String| {
-            ["panicked", "terminate called", "rror", "ssert"].iter().any(|word| line.contains(word))
-        };
-        self.last_lines.iter().rev().find(telling).or(self.last_lines.back()).map(String::as_str)
-    }
-
-    /// Kills it if need be and waits for its end.
-    pub(super) fn end(&mut self) -> Option<ExitStatus> {
-        // Fails only when it has been reaped.
-        let _ = self.worker.child.kill();
-        self.worker.child.wait().ok()
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        self.end();
+        self.process.say(message, &borrowed)
     }
 }

@@ -17,6 +17,7 @@ mod forget;
 mod frames_io;
 mod judge;
 mod live;
+mod messages;
 mod models;
 mod route;
 mod setup;
@@ -28,29 +29,24 @@ mod warden;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lighter_wire::{EngineState, GrantId, Kind, ServiceReport, StreamOffer};
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::config::AneConfig;
 use super::probe::as_probe;
 use super::readings::Readings;
 use crate::service::crashes::Crashes;
 use crate::service::limiter::Limiter;
+use crate::service::wardens::{Accounts, Handle, Wardens, mailbox};
 use crate::service::{ReportAnswer, RevokeAnswer, Service, SpawnError, WorkerProgram, sandbox, serve};
 
 use self::models::Models;
 use self::setup::Setups;
 use self::shared::Shared;
 use self::trial::Trials;
-use self::warden::{Ask, Warden};
-
-/// How long a report waits for the workers' counters; then their last ones are used.
-const COUNTERS_LIMIT: Duration = Duration::from_millis(500);
+use self::warden::{Own, Warden};
 
 /// Why the service cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -78,47 +74,15 @@ pub fn run(control: OwnedFd, config: AneConfig) -> Result<(), AneServiceError> {
 pub fn run_with(control: OwnedFd, config: AneConfig, program: WorkerProgram) -> Result<(), AneServiceError> {
     let mut service = AneService::new(config, program);
     let ended = serve(control, &mut service);
-    service.end();
+    service.wardens.end();
     Ok(ended?)
-}
-
-/// Where a warden is reached.
-#[derive(Debug, Clone)]
-struct Mailbox {
-    asks: Sender<Ask>,
-    wake: Arc<OwnedFd>,
-}
-
-impl Mailbox {
-    fn send(&self, ask: Ask) {
-        // Fails only when the warden has ended or panicked, which is told when it is joined.
-        let _ = self.asks.send(ask);
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-}
-
-/// The service's side of one warden.
-#[derive(Debug)]
-struct Handle {
-    mailbox: Mailbox,
-    ending: Arc<AtomicBool>,
-    readings: Arc<Mutex<Readings>>,
-    thread: JoinHandle<()>,
-}
-
-impl Handle {
-    /// Has the warden end; what it is in the middle of is cut short.
-    fn end(&self, answer: Option<RevokeAnswer>) {
-        self.ending.store(true, Ordering::Relaxed);
-        self.mailbox.send(Ask::End(answer));
-    }
 }
 
 /// The service.
 #[derive(Debug)]
 struct AneService {
     shared: Arc<Shared>,
-    wardens: BTreeMap<GrantId, Handle>,
+    wardens: Wardens<Own, Readings>,
 }
 
 impl AneService {
@@ -128,19 +92,17 @@ impl AneService {
             units = %config.units,
             "ane service starts"
         );
-        Self { shared: Arc::new(Shared::new(config, program)), wardens: BTreeMap::new() }
+        Self { shared: Arc::new(Shared::new(config, program)), wardens: Wardens::default() }
     }
 
-    fn warden(&self, offer: &StreamOffer) -> std::io::Result<Handle> {
-        let config = &self.shared.config;
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (asks, receiver) = channel();
-        let mailbox = Mailbox { asks, wake };
+    fn warden(shared: &Arc<Shared>, offer: &StreamOffer) -> std::io::Result<Handle<Own, Readings>> {
+        let config = &shared.config;
+        let (mailbox, inbox) = mailbox()?;
         let ending = Arc::new(AtomicBool::new(false));
         let readings = Arc::new(Mutex::new(Readings::new(&offer.container)));
         let setups = Setups {
-            shared: Arc::clone(&self.shared),
-            models: Arc::new(Models::new(self.shared.max_model_bytes, config.max_models_per_container)),
+            shared: Arc::clone(shared),
+            models: Arc::new(Models::new(shared.max_model_bytes, config.max_models_per_container)),
             ending: Arc::clone(&ending),
             busy: Arc::new(AtomicUsize::new(0)),
             mailbox: mailbox.clone(),
@@ -151,11 +113,11 @@ impl AneService {
             Duration::from_secs(config.crash_pause_s),
         );
         let warden = Warden {
-            shared: Arc::clone(&self.shared),
+            shared: Arc::clone(shared),
             container: offer.container.clone(),
             owner: offer.owner.clone(),
             device: offer.device.clone(),
-            asks: receiver,
+            inbox,
             mailbox: mailbox.clone(),
             readings: Arc::clone(&readings),
             setups,
@@ -173,65 +135,24 @@ impl AneService {
         let thread = std::thread::Builder::new().name("warden".to_owned()).spawn(move || warden.run())?;
         Ok(Handle { mailbox, ending, readings, thread })
     }
-
-    /// Ends all workers and waits for their ends.
-    fn end(self) {
-        for handle in self.wardens.values() {
-            handle.end(None);
-        }
-        for (grant, handle) in self.wardens {
-            if handle.thread.join().is_err() {
-                tracing::error!(%grant, "the thread of a container has panicked");
-            }
-        }
-    }
 }
 
 impl Service for AneService {
     fn stream(&mut self, offer: StreamOffer, socket: OwnedFd) {
-        if !self.wardens.contains_key(&offer.grant) {
-            match self.warden(&offer) {
-                Ok(handle) => drop(self.wardens.insert(offer.grant.clone(), handle)),
-                Err(error) => {
-                    tracing::error!(container = offer.container, %error, "no thread for a container");
-                    return;
-                }
-            }
-        }
-        if let Some(handle) = self.wardens.get(&offer.grant) {
-            handle.mailbox.send(Ask::Stream(offer, socket));
-        }
+        self.wardens.stream(offer, socket, |offer| Self::warden(&self.shared, offer));
     }
 
     fn revoke(&mut self, grant: GrantId, answer: RevokeAnswer) {
-        match self.wardens.remove(&grant) {
-            Some(handle) => handle.end(Some(answer)),
-            // A container that never opened a stream.
-            None => answer.done(),
-        }
+        self.wardens.revoke(&grant, answer);
     }
 
     fn report(&mut self, answer: ReportAnswer) {
-        let (done, all_done) = channel();
-        let mut readings = BTreeMap::new();
-        for (grant, handle) in &self.wardens {
-            handle.mailbox.send(Ask::Report(done.clone()));
-            readings.insert(grant.to_string(), Arc::clone(&handle.readings));
-        }
-        drop(done);
-        let shared = Arc::clone(&self.shared);
-        // Workers and the probe of the engines take their time; streams do not wait for that.
-        let thread = std::thread::Builder::new().name("report".to_owned()).spawn(move || {
-            let engine = engine_state(&shared);
-            // Nobody sends anything: the channel closes when the last warden has let go of its end.
-            if all_done.recv_timeout(COUNTERS_LIMIT) == Err(RecvTimeoutError::Timeout) {
-                tracing::debug!("a worker did not say its counters in time");
-            }
-            answer.send(compose(&shared, engine, &readings));
-        });
-        if let Err(error) = thread {
-            tracing::error!(%error, "no thread for a report");
-        }
+        let (probing, shared) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        self.wardens.report(
+            answer,
+            move || engine_state(&probing),
+            move |engine, accounts| compose(&shared, engine, accounts),
+        );
     }
 }
 
@@ -240,16 +161,12 @@ fn engine_state(shared: &Shared) -> EngineState {
     as_probe(&found, &shared.config.units).state()
 }
 
-fn compose(
-    shared: &Shared,
-    engine: EngineState,
-    readings: &BTreeMap<String, Arc<Mutex<Readings>>>,
-) -> ServiceReport {
+fn compose(shared: &Shared, engine: EngineState, accounts: &Accounts<Readings>) -> ServiceReport {
     // Before the containers' accounts, which are written first.
     let troubles = shared.troubles();
     let mut containers = BTreeMap::new();
     let mut totals = BTreeMap::from([("workers".to_owned(), shared.workers.load(Ordering::Relaxed))]);
-    for (grant, readings) in readings {
+    for (grant, readings) in accounts {
         let readings = readings.lock().unwrap_or_else(PoisonError::into_inner);
         let report = readings.report();
         for (engine, runs) in readings.runs() {

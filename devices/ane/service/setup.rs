@@ -18,12 +18,12 @@ use std::time::Duration;
 use lighter_frames::{HelloOk, MAX_RUN_BYTES, Message, Model, OrtVersion, Refusal, Refused, Transport};
 
 use super::super::config::Units;
-use super::Mailbox;
 use super::engines::Host;
 use super::frames_io::{FrameIoError, Frames};
 use super::models::{ModelError, ModelFile, Models, Room};
 use super::shared::Shared;
-use super::warden::Ask;
+use super::warden::Own;
+use crate::service::wardens::{Ask, Mailbox};
 use crate::text::with_causes;
 
 /// Most streams of one container that are being set up at one time.
@@ -98,7 +98,7 @@ pub(super) struct Setups {
     pub(super) models: Arc<Models>,
     pub(super) ending: Arc<AtomicBool>,
     pub(super) busy: Arc<AtomicUsize>,
-    pub(super) mailbox: Mailbox,
+    pub(super) mailbox: Mailbox<Own>,
 }
 
 /// Counts a set-up for as long as it lasts.
@@ -187,7 +187,7 @@ impl Setups {
             Ok(room) => return Ok(room),
             Err(_) => {
                 let (done, made) = channel();
-                self.mailbox.send(Ask::MakeRoom(done));
+                self.mailbox.send(Ask::Own(Own::MakeRoom(done)));
                 // Nobody sends anything: the channel closes when the warden is done.
                 let _ = made.recv_timeout(ROOM_LIMIT);
             }

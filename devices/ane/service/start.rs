@@ -28,7 +28,12 @@ impl Warden {
         let found = found.ok_or_else(|| "no such engine".to_owned())?;
         let live = self.start_worker(&found)?;
         self.shared.workers.fetch_add(1, Ordering::Relaxed);
-        tracing::info!(container = self.container, pid = live.pid(), engine = found.name, "worker started");
+        tracing::info!(
+            container = self.container,
+            pid = live.process.pid(),
+            engine = found.name,
+            "worker started"
+        );
         self.workers.insert(engine, live);
         Ok(())
     }

@@ -2,13 +2,13 @@
 //! Looks after one container: keeps its workers, one an engine, passes its streams to them, and ends them.
 //!
 //! A thread a container, which waits in one poll for the service and for its workers' sockets, standard errors and
-//! ends. What a worker says is a stranger's word. Where streams go is in [`super::route`], which engine is chosen in
+//! ends. What workers say is taken in by [`super::messages`]. Where streams go is in [`super::route`], which engine is chosen in
 //! [`super::trial`].
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,8 @@ use lighter_frames::Refusal;
 use lighter_wire::{Owner, PacketError, StreamOffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::super::control::{FromWorker, ModelHash, ToWorker, WORKER_VERSION};
+use super::super::control::{ModelHash, ToWorker};
 use super::super::readings::Readings;
-use super::Mailbox;
 use super::choice::EngineIndex;
 use super::engines::Host;
 use super::live::{Live, LoadState, Phase};
@@ -26,31 +25,23 @@ use super::route::Entry;
 use super::setup::{Ready, Setups, refuse};
 use super::shared::Shared;
 use super::trial::Trials;
-use crate::service::RevokeAnswer;
 use crate::service::crashes::Crashes;
 use crate::service::limiter::{Limiter, Verdict};
+use crate::service::wardens::{Ask, Inbox, Mailbox};
 use crate::text::{cut, with_causes};
 
-/// Messages of one worker that are taken before others get their turn.
-const MESSAGES_A_TURN: usize = 32;
 /// How long a worker may take to say how long its runs take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the service asks of a warden.
+/// What a warden is asked besides, by the threads that set streams up.
 #[derive(Debug)]
-pub(super) enum Ask {
-    /// Set a stream up.
-    Stream(StreamOffer, OwnedFd),
+pub(super) enum Own {
     /// A stream is set up.
     Ready(Box<Ready>),
     /// A stream could not be set up.
     NotReady { stream: u64, reason: String },
     /// Let go of models that no stream uses, then drop the sender.
     MakeRoom(Sender<()>),
-    /// Ask the workers for their counters; the sender is dropped when they are there.
-    Report(Sender<()>),
-    /// End, and say so where asked to.
-    End(Option<RevokeAnswer>),
 }
 
 /// The thread's state.
@@ -60,8 +51,8 @@ pub(super) struct Warden {
     pub(super) container: String,
     pub(super) owner: Owner,
     pub(super) device: String,
-    pub(super) asks: Receiver<Ask>,
-    pub(super) mailbox: Mailbox,
+    pub(super) inbox: Inbox<Own>,
+    pub(super) mailbox: Mailbox<Own>,
     pub(super) readings: Arc<Mutex<Readings>>,
     pub(super) setups: Setups,
     /// The engines, once they are known; the same for the container's whole life.
@@ -93,11 +84,11 @@ impl Warden {
     pub(super) fn run(mut self) {
         loop {
             loop {
-                match self.asks.try_recv() {
+                match self.inbox.next() {
                     Ok(Ask::Stream(offer, socket)) => self.stream(&offer, socket),
-                    Ok(Ask::Ready(ready)) => self.ready(*ready),
-                    Ok(Ask::NotReady { stream, reason }) => self.refused(stream, &reason),
-                    Ok(Ask::MakeRoom(done)) => {
+                    Ok(Ask::Own(Own::Ready(ready))) => self.ready(*ready),
+                    Ok(Ask::Own(Own::NotReady { stream, reason })) => self.refused(stream, &reason),
+                    Ok(Ask::Own(Own::MakeRoom(done))) => {
                         self.forget_unused();
                         drop(done);
                     }
@@ -118,8 +109,7 @@ impl Warden {
             self.note_holdings();
             let (wake, ready) = self.wait();
             if wake {
-                // Only resets the counter; what woke us is in the channel.
-                let _ = rustix::io::read(&self.mailbox.wake, &mut [0; 8]);
+                self.inbox.reset();
             }
             for ready in ready {
                 if ready.lines {
@@ -141,14 +131,14 @@ impl Warden {
     }
 
     fn wait(&self) -> (bool, Vec<Woken>) {
-        let mut fds = vec![PollFd::new(&self.mailbox.wake, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(self.inbox.wake(), PollFlags::IN)];
         for live in self.workers.values() {
-            fds.push(PollFd::new(live.control(), PollFlags::IN));
-            fds.push(PollFd::new(live.pidfd(), PollFlags::IN));
+            fds.push(PollFd::new(live.process.control(), PollFlags::IN));
+            fds.push(PollFd::new(live.process.pidfd(), PollFlags::IN));
             // Its pipe closes before the process is reaped; then the process stands in for it.
-            match live.lines.pipe() {
+            match live.process.stderr() {
                 Some(pipe) => fds.push(PollFd::new(pipe, PollFlags::IN)),
-                None => fds.push(PollFd::new(live.pidfd(), PollFlags::empty())),
+                None => fds.push(PollFd::new(live.process.pidfd(), PollFlags::empty())),
             }
         }
         let limit = self.next_deadline().map(|deadline| {
@@ -235,13 +225,13 @@ impl Warden {
         };
         let (setups, mailbox, stream) = (self.setups.clone(), self.mailbox.clone(), offer.stream);
         let thread = std::thread::Builder::new().name("set-up".to_owned()).spawn(move || {
-            let ask = match setups.run(stream, socket) {
-                Ok(ready) => ready.map(|ready| Ask::Ready(Box::new(ready))),
-                Err(reason) => Some(Ask::NotReady { stream, reason }),
+            let outcome = match setups.run(stream, socket) {
+                Ok(ready) => ready.map(|ready| Own::Ready(Box::new(ready))),
+                Err(reason) => Some(Own::NotReady { stream, reason }),
             };
             drop(busy);
-            if let Some(ask) = ask {
-                mailbox.send(ask);
+            if let Some(outcome) = outcome {
+                mailbox.send(Ask::Own(outcome));
             }
         });
         if let Err(error) = thread {
@@ -290,126 +280,6 @@ impl Warden {
         }
     }
 
-    /// Takes the messages of a worker that are there.
-    fn messages(&mut self, engine: EngineIndex) {
-        for _ in 0..MESSAGES_A_TURN {
-            let Some(live) = self.workers.get(&engine) else { return };
-            match live.message() {
-                Ok(Some((message, descriptors))) => self.take(engine, message, descriptors),
-                Ok(None) => {
-                    // Nothing more, or the end of its socket: then it is of no use any more, and poll says so again.
-                    if is_closed(live) {
-                        let pidfd = live.pidfd();
-                        let _ = rustix::process::pidfd_send_signal(pidfd, rustix::process::Signal::KILL);
-                        self.worker_ended(engine);
-                    }
-                    return;
-                }
-                Err(PacketError::Socket(error)) if error.kind() == std::io::ErrorKind::ConnectionReset => {
-                    return self.worker_ended(engine);
-                }
-                Err(error) => {
-                    return self
-                        .crashed(engine, &format!("it sent what is no message: {}", with_causes(&error)));
-                }
-            }
-        }
-    }
-
-    fn take(&mut self, engine: EngineIndex, message: FromWorker, descriptors: Vec<OwnedFd>) {
-        match message {
-            FromWorker::Ready { version, ort_version, .. } => {
-                self.worker_ready(engine, version, &ort_version)
-            }
-            FromWorker::Failed { reason } => {
-                self.crashed(engine, &format!("it cannot use the engine: {}", cut(&reason)));
-            }
-            FromWorker::Loaded { model, compile_us } => self.loaded(engine, model, compile_us),
-            FromWorker::LoadFailed { model, reason } => self.load_failed(engine, model, &cut(&reason)),
-            FromWorker::HandBack { stream, wants } => self.hand_back(engine, stream, wants, descriptors),
-            FromWorker::Sampled { model, shapes, inputs, outputs } => {
-                self.sampled(engine, model, &shapes, inputs, outputs, descriptors);
-            }
-            FromWorker::TrialDone { trial, outcome } => self.trial_done(engine, trial, outcome, &descriptors),
-            FromWorker::Evicted { model, shapes } => self.evicted(engine, model, &shapes),
-            FromWorker::Forgotten { .. } => {}
-            FromWorker::Ended { stream, error } => self.ended(engine, stream, error),
-            FromWorker::Counters(counters) => {
-                let look = Instant::now() + self.look_after();
-                if let Some(live) = self.workers.get_mut(&engine) {
-                    live.counters = counters.clone();
-                    live.look_at.get_or_insert(look);
-                }
-                self.update_readings(engine, counters);
-            }
-            FromWorker::Report { seq, counters, oldest_run_us } => {
-                self.update_readings(engine, counters);
-                self.look_at_runs(engine, oldest_run_us);
-                if seq == self.report_seq {
-                    self.reports_due = self.reports_due.saturating_sub(1);
-                    if self.reports_due == 0 {
-                        self.reporters.clear();
-                    }
-                }
-            }
-        }
-    }
-
-    /// How long runs go on before they are looked at.
-    pub(super) fn look_after(&self) -> Duration {
-        Duration::from_millis(self.shared.config.run_limit_ms / 4 + 1)
-    }
-
-    fn look_at_runs(&mut self, engine: EngineIndex, oldest_run_us: Option<u64>) {
-        let limit_ms = self.shared.config.run_limit_ms;
-        let look = oldest_run_us.map(|_| Instant::now() + self.look_after());
-        let Some(live) = self.workers.get_mut(&engine) else { return };
-        (live.look_at, live.answer_by) = (look, None);
-        if oldest_run_us.is_some_and(|us| us / 1000 > limit_ms) {
-            self.hung(engine, &format!("a run took longer than {limit_ms} ms (ane.run_limit_ms)"));
-        }
-    }
-
-    fn update_readings(&self, engine: EngineIndex, counters: super::super::control::WorkerCounters) {
-        let name = self.engine_name(engine);
-        self.readings().update(&name, counters);
-    }
-
-    fn worker_ready(&mut self, engine: EngineIndex, version: u32, ort_version: &str) {
-        if version != WORKER_VERSION {
-            return self
-                .crashed(engine, &format!("it speaks version {version}, this service {WORKER_VERSION}"));
-        }
-        let name = self.engine_name(engine);
-        let Some(live) = self.workers.get_mut(&engine) else { return };
-        tracing::info!(
-            container = self.container,
-            pid = live.pid(),
-            engine = name,
-            onnxruntime = cut(ort_version),
-            "worker is ready"
-        );
-        let sent = live.ready();
-        if self.check_sent(engine, sent) {
-            self.trial_worker_ready(engine);
-        }
-    }
-
-    fn ended(&mut self, engine: EngineIndex, stream: u64, error: Option<String>) {
-        let Some(live) = self.workers.get_mut(&engine) else { return };
-        if live.streams.remove(&stream).is_none() {
-            return;
-        }
-        if live.streams.is_empty() {
-            live.idle_since = Instant::now();
-        }
-        if let Some(error) = error {
-            let error = cut(&error);
-            self.readings().failed(&error);
-            self.warn(&format!("stream {stream} ended: {error}"));
-        }
-    }
-
     pub(super) fn check_sent(&mut self, engine: EngineIndex, sent: Result<(), PacketError>) -> bool {
         match sent {
             Ok(()) => true,
@@ -423,8 +293,7 @@ impl Warden {
     fn log_lines(&mut self, engine: EngineIndex) {
         let name = self.engine_name(engine);
         let Some(live) = self.workers.get_mut(&engine) else { return };
-        for line in live.lines.read() {
-            live.remember(&line);
+        for line in live.process.read_lines() {
             let Verdict::Write { left_out } = self.chatter.check(Instant::now()) else { continue };
             // A worker's own log comes this way too; an engine's chatter is for those who look for it.
             if line.contains(" WARN ") || line.contains("ERROR ") {
@@ -443,21 +312,6 @@ impl Warden {
         }
     }
 
-    /// The worker's process has ended, or is about to: takes in its last words first.
-    fn worker_ended(&mut self, engine: EngineIndex) {
-        loop {
-            let message = match self.workers.get(&engine) {
-                Some(live) => live.message(),
-                None => return,
-            };
-            match message {
-                Ok(Some((message, descriptors))) => self.take(engine, message, descriptors),
-                Ok(None) | Err(_) => break,
-            }
-        }
-        self.crashed(engine, "it ended");
-    }
-
     /// The worker takes too long.
     pub(super) fn hung(&mut self, engine: EngineIndex, what: &str) {
         self.broke(engine, what, true);
@@ -472,18 +326,10 @@ impl Warden {
     /// workers break one after another has to wait.
     fn broke(&mut self, engine: EngineIndex, what: &str, is_hung: bool) {
         let Some(mut live) = self.workers.remove(&engine) else { return };
-        let (pid, streams) = (live.pid(), live.streams.len());
-        let status = live.end();
-        for _ in 0..32 {
-            for line in live.lines.read() {
-                live.remember(&line);
-            }
-        }
-        let how = status.map_or_else(String::new, |status| format!(" ({status})"));
-        let words =
-            live.last_words().map_or_else(String::new, |words| format!("; its last words: {}", cut(words)));
+        let (pid, streams) = (live.process.pid(), live.streams.len());
+        let end = live.process.obituary();
         let name = self.engine_name(engine);
-        let text = format!("worker of {name} broke: {what}{how}{words}");
+        let text = format!("worker of {name} broke: {what}{end}");
         tracing::error!(container = self.container, pid, engine = name, streams_broken = streams, "{text}");
         // The trouble last: who is told of it finds the container's own account of it.
         self.worker_gone(&name);
@@ -505,7 +351,7 @@ impl Warden {
     /// Ends a worker in good order.
     fn stop(&mut self, engine: EngineIndex, why: &str) {
         let Some(live) = self.workers.remove(&engine) else { return };
-        let (pid, streams, name) = (live.pid(), live.streams.len(), self.engine_name(engine));
+        let (pid, streams, name) = (live.process.pid(), live.streams.len(), self.engine_name(engine));
         self.left_worker(engine);
         drop(live);
         if self.is_cpu(engine) {
@@ -543,12 +389,4 @@ impl Warden {
     pub(super) fn load_state(&self, engine: EngineIndex, model: &ModelHash) -> Option<LoadState> {
         self.workers.get(&engine)?.models.get(model).copied()
     }
-}
-
-/// Whether a readable socket has nothing but its end.
-fn is_closed(live: &Live) -> bool {
-    let mut polled = [PollFd::new(live.control(), PollFlags::RDHUP)];
-    let now = Timespec::default();
-    poll(&mut polled, Some(&now)).is_ok()
-        && polled.iter().any(|fd| fd.revents().intersects(PollFlags::HUP | PollFlags::RDHUP))
 }

@@ -20,15 +20,13 @@ mod warden;
 mod weights;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lighter_wire::{GrantId, Kind, ServiceReport, StreamOffer};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::MetalConfig;
@@ -36,6 +34,7 @@ use super::readings::Readings;
 use crate::service::crashes::Crashes;
 use crate::service::limiter::Limiter;
 use crate::service::troubles::Troubles;
+use crate::service::wardens::{Accounts, Handle, Wardens, mailbox};
 use crate::service::{ReportAnswer, RevokeAnswer, Service, sandbox, serve};
 
 pub use crate::service::{SpawnError, WorkerProgram};
@@ -45,11 +44,8 @@ use self::backing::Backing;
 use self::cache::Cache;
 use self::engines::Engines;
 use self::peer::Peers;
-use self::warden::{Ask, Warden};
+use self::warden::Warden;
 use self::weights::{Limits, WeightStore};
-
-/// How long a report waits for the workers' counters; then their last ones are used.
-const COUNTERS_LIMIT: Duration = Duration::from_millis(500);
 
 /// Why the service cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +77,7 @@ pub fn run_with(
 ) -> Result<(), MetalServiceError> {
     let mut service = MetalService::new(config, program);
     let ended = serve(control, &mut service);
-    service.end();
+    service.wardens.end();
     Ok(ended?)
 }
 
@@ -108,35 +104,11 @@ impl Shared {
     }
 }
 
-/// The service's side of one warden.
-#[derive(Debug)]
-struct Handle {
-    asks: Sender<Ask>,
-    wake: Arc<OwnedFd>,
-    ending: Arc<AtomicBool>,
-    readings: Arc<Mutex<Readings>>,
-    thread: JoinHandle<()>,
-}
-
-impl Handle {
-    fn ask(&self, ask: Ask) {
-        // Fails only when the warden has panicked, which is told when it is joined.
-        let _ = self.asks.send(ask);
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
-    /// Has the warden end; a copy that it is in the middle of is cut short.
-    fn end(&self, answer: Option<RevokeAnswer>) {
-        self.ending.store(true, Ordering::Relaxed);
-        self.ask(Ask::End(answer));
-    }
-}
-
 /// The service.
 #[derive(Debug)]
 struct MetalService {
     shared: Arc<Shared>,
-    wardens: BTreeMap<GrantId, Handle>,
+    wardens: Wardens<Infallible, Readings>,
 }
 
 impl MetalService {
@@ -165,26 +137,24 @@ impl MetalService {
             workers: AtomicU64::new(0),
             worker_numbers: AtomicU64::new(0),
         };
-        Self { shared: Arc::new(shared), wardens: BTreeMap::new() }
+        Self { shared: Arc::new(shared), wardens: Wardens::default() }
     }
 
-    fn warden(&self, offer: &StreamOffer) -> std::io::Result<Handle> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (asks, receiver) = channel();
+    fn warden(shared: &Arc<Shared>, offer: &StreamOffer) -> std::io::Result<Handle<Infallible, Readings>> {
+        let (mailbox, inbox) = mailbox()?;
         let ending = Arc::new(AtomicBool::new(false));
         let readings = Arc::new(Mutex::new(Readings::new(&offer.container)));
         let warden = Warden {
-            shared: Arc::clone(&self.shared),
+            shared: Arc::clone(shared),
             container: offer.container.clone(),
             owner: offer.owner.clone(),
             device: offer.device.clone(),
-            asks: receiver,
-            wake: Arc::clone(&wake),
+            inbox,
             ending: Arc::clone(&ending),
             readings: Arc::clone(&readings),
             live: None,
             crashes: {
-                let config = &self.shared.config;
+                let config = &shared.config;
                 let (window_s, pause_s) = (config.crash_window_s, config.crash_pause_s);
                 Crashes::new(config.crash_limit, Duration::from_secs(window_s), Duration::from_secs(pause_s))
             },
@@ -194,82 +164,40 @@ impl MetalService {
             reporters: Vec::new(),
         };
         let thread = std::thread::Builder::new().name("warden".to_owned()).spawn(move || warden.run())?;
-        Ok(Handle { asks, wake, ending, readings, thread })
-    }
-
-    /// Ends all workers and waits for their ends.
-    fn end(self) {
-        for handle in self.wardens.values() {
-            handle.end(None);
-        }
-        for (grant, handle) in self.wardens {
-            if handle.thread.join().is_err() {
-                tracing::error!(%grant, "the thread of a container has panicked");
-            }
-        }
+        Ok(Handle { mailbox, ending, readings, thread })
     }
 }
 
 impl Service for MetalService {
     fn stream(&mut self, offer: StreamOffer, socket: OwnedFd) {
-        if !self.wardens.contains_key(&offer.grant) {
-            match self.warden(&offer) {
-                Ok(handle) => drop(self.wardens.insert(offer.grant.clone(), handle)),
-                Err(error) => {
-                    tracing::error!(container = offer.container, %error, "no thread for a container");
-                    return;
-                }
-            }
-        }
-        if let Some(handle) = self.wardens.get(&offer.grant) {
-            handle.ask(Ask::Stream(offer, socket));
-        }
+        self.wardens.stream(offer, socket, |offer| Self::warden(&self.shared, offer));
     }
 
     fn revoke(&mut self, grant: GrantId, answer: RevokeAnswer) {
-        match self.wardens.remove(&grant) {
-            Some(handle) => handle.end(Some(answer)),
-            // A container that never opened a stream.
-            None => answer.done(),
-        }
+        self.wardens.revoke(&grant, answer);
     }
 
     fn report(&mut self, answer: ReportAnswer) {
-        let (done, all_done) = channel();
-        let mut readings = BTreeMap::new();
-        for (grant, handle) in &self.wardens {
-            handle.ask(Ask::Report(done.clone()));
-            readings.insert(grant.to_string(), Arc::clone(&handle.readings));
-        }
-        drop(done);
-        let shared = Arc::clone(&self.shared);
-        // Workers and the probe of the engine take their time; streams do not wait for that.
-        let thread = std::thread::Builder::new().name("report".to_owned()).spawn(move || {
-            let engine = shared.engines.get(&shared.program, &shared.config).probe.state();
-            // Nobody sends anything: the channel closes when the last warden has let go of its end.
-            let closed = all_done.recv_timeout(COUNTERS_LIMIT);
-            if closed == Err(RecvTimeoutError::Timeout) {
-                tracing::debug!("a worker did not say its counters in time");
-            }
-            answer.send(compose(&shared, engine, &readings));
-        });
-        if let Err(error) = thread {
-            tracing::error!(%error, "no thread for a report");
-        }
+        let (probing, shared) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        self.wardens.report(
+            answer,
+            move || probing.engines.get(&probing.program, &probing.config).probe.state(),
+            move |engine, accounts| compose(&shared, engine, accounts),
+        );
     }
 }
 
 fn compose(
     shared: &Shared,
     engine: lighter_wire::EngineState,
-    readings: &BTreeMap<String, Arc<Mutex<Readings>>>,
+    accounts: &Accounts<Readings>,
 ) -> ServiceReport {
     let weights = shared.weights.totals();
     // Before the containers' accounts, which are written first.
     let troubles = shared.troubles.lock().unwrap_or_else(PoisonError::into_inner).list();
     let mut graphs = 0u64;
     let mut containers = BTreeMap::new();
-    for (grant, readings) in readings {
+    for (grant, readings) in accounts {
         let readings = readings.lock().unwrap_or_else(PoisonError::into_inner);
         graphs = graphs.saturating_add(readings.graphs());
         containers.insert(grant.clone(), readings.report());

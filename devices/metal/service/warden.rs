@@ -10,9 +10,10 @@
 //! A thread a container, which waits in one poll for the service, the worker's socket, its standard error and its
 //! end. What the worker says is a stranger's word.
 
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,20 +28,10 @@ use super::live::{Live, Phase, Waiting};
 use crate::host::{Engine, Probe};
 use crate::service::crashes::Crashes;
 use crate::service::limiter::{Limiter, Verdict};
-use crate::service::{RevokeAnswer, sandbox, spawn};
+use crate::service::wardens::{Ask, Inbox};
+use crate::service::{sandbox, spawn};
 use crate::system;
 use crate::text::{cut, with_causes};
-
-/// What the service asks of a warden.
-#[derive(Debug)]
-pub(super) enum Ask {
-    /// Pass a stream on.
-    Stream(StreamOffer, OwnedFd),
-    /// Ask the worker for its counters; the sender is dropped when they are there.
-    Report(Sender<()>),
-    /// End, and say so where asked to.
-    End(Option<RevokeAnswer>),
-}
 
 /// The thread's state.
 #[derive(Debug)]
@@ -49,8 +40,7 @@ pub(super) struct Warden {
     pub(super) container: String,
     pub(super) owner: Owner,
     pub(super) device: String,
-    pub(super) asks: Receiver<Ask>,
-    pub(super) wake: Arc<OwnedFd>,
+    pub(super) inbox: Inbox<Infallible>,
     pub(super) ending: Arc<AtomicBool>,
     pub(super) readings: Arc<Mutex<Readings>>,
     pub(super) live: Option<Live>,
@@ -77,7 +67,7 @@ impl Warden {
     pub(super) fn run(mut self) {
         loop {
             loop {
-                match self.asks.try_recv() {
+                match self.inbox.next() {
                     Ok(Ask::Stream(offer, socket)) => self.stream(&offer, socket),
                     Ok(Ask::Report(done)) => self.report(done),
                     Ok(Ask::End(answer)) => {
@@ -87,6 +77,7 @@ impl Warden {
                         }
                         return;
                     }
+                    Ok(Ask::Own(never)) => match never {},
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => {
                         self.stop("the service ends");
@@ -96,8 +87,7 @@ impl Warden {
             }
             let ready = self.wait();
             if ready.wake {
-                // Only resets the counter; what woke us is in the channel.
-                let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                self.inbox.reset();
             }
             if ready.lines {
                 self.log_lines();
@@ -117,11 +107,11 @@ impl Warden {
     }
 
     fn wait(&self) -> Ready {
-        let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(self.inbox.wake(), PollFlags::IN)];
         if let Some(live) = &self.live {
-            fds.push(PollFd::new(live.control(), PollFlags::IN));
-            fds.push(PollFd::new(live.pidfd(), PollFlags::IN));
-            fds.extend(live.lines.pipe().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+            fds.push(PollFd::new(live.process.control(), PollFlags::IN));
+            fds.push(PollFd::new(live.process.pidfd(), PollFlags::IN));
+            fds.extend(live.process.stderr().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
         }
         let limit = self.next_deadline().map(|deadline| {
             // A little late rather than a turn too early.
@@ -233,7 +223,12 @@ impl Warden {
         });
         live.say(&configure).map_err(|error| format!("its worker takes no message: {error}"))?;
         shared.workers.fetch_add(1, Ordering::Relaxed);
-        tracing::info!(container = self.container, pid = live.pid(), engine = engine.name, "worker started");
+        tracing::info!(
+            container = self.container,
+            pid = live.process.pid(),
+            engine = engine.name,
+            "worker started"
+        );
         Ok(live)
     }
 
@@ -263,11 +258,11 @@ impl Warden {
     /// Takes one message of the worker's.
     fn one_message(&mut self) {
         let Some(live) = &mut self.live else { return };
-        match live.message() {
+        match live.process.message() {
             Ok(Some((message, descriptors))) => self.take(message, descriptors),
             // Its end of the socket is closed: it ends, or is of no use any more. Its end is seen by the pidfd.
             Ok(None) => {
-                let _ = rustix::process::pidfd_send_signal(live.pidfd(), rustix::process::Signal::KILL);
+                live.process.kill();
                 self.worker_ended();
             }
             Err(PacketError::Socket(error)) if error.kind() == std::io::ErrorKind::ConnectionReset => {
@@ -316,7 +311,13 @@ impl Warden {
         let Phase::Starting { waiting, .. } = std::mem::replace(&mut live.phase, Phase::Up) else { return };
         live.idle_since = Instant::now();
         let (engine, version) = (cut(engine), cut(version));
-        tracing::info!(container = self.container, pid = live.pid(), engine, version, "worker is ready");
+        tracing::info!(
+            container = self.container,
+            pid = live.process.pid(),
+            engine,
+            version,
+            "worker is ready"
+        );
         for stream in waiting {
             self.pass(stream);
         }
@@ -356,8 +357,7 @@ impl Warden {
 
     fn log_lines(&mut self) {
         let Some(live) = &mut self.live else { return };
-        for line in live.lines.read() {
-            live.remember(&line);
+        for line in live.process.read_lines() {
             let Verdict::Write { left_out } = self.chatter.check(Instant::now()) else { continue };
             // A worker's own log comes this way too; ggml's chatter is for those who look for it.
             if line.contains(" WARN ") || line.contains("ERROR ") {
@@ -380,7 +380,7 @@ impl Warden {
     fn worker_ended(&mut self) {
         loop {
             let message = match &self.live {
-                Some(live) => live.message(),
+                Some(live) => live.process.message(),
                 None => return,
             };
             match message {
@@ -397,18 +397,10 @@ impl Warden {
     fn crashed(&mut self, what: &str) {
         let Some(mut live) = self.live.take() else { return };
         let streams = live.streams();
-        let pid = live.pid();
-        let status = live.end();
-        for _ in 0..32 {
-            for line in live.lines.read() {
-                live.remember(&line);
-            }
-        }
-        let how = status.map_or_else(String::new, |status| format!(" ({status})"));
-        let words =
-            live.last_words().map_or_else(String::new, |words| format!("; its last words: {}", cut(words)));
+        let pid = live.process.pid();
+        let end = live.process.obituary();
         drop(live);
-        let text = format!("worker broke: {what}{how}{words}");
+        let text = format!("worker broke: {what}{end}");
         tracing::error!(container = self.container, pid, streams_broken = streams, "{text}");
         // The trouble last: who is told of it finds the container's own account of it.
         self.forget_worker();
@@ -425,7 +417,7 @@ impl Warden {
     /// Ends the worker in good order.
     fn stop(&mut self, why: &str) {
         let Some(live) = self.live.take() else { return };
-        let (pid, streams) = (live.pid(), live.streams());
+        let (pid, streams) = (live.process.pid(), live.streams());
         drop(live);
         self.forget_worker();
         tracing::info!(container = self.container, pid, streams, "worker ended: {why}");
