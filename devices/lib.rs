@@ -11,6 +11,7 @@ pub mod client;
 pub mod host;
 pub mod metal;
 pub mod service;
+mod settings;
 mod spec;
 mod system;
 mod text;

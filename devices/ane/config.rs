@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::settings::{self, Objection};
+
 /// A setting that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("ane.{key} = {value}: {reason}")]
@@ -230,27 +232,16 @@ impl AneConfig {
             let reason = "at least one thread is needed; leave it out for one a processor, at most 16";
             return bad("threads", "0".to_owned(), reason);
         }
-        let folders = [
-            ("engine_root", Some(&self.engine_root)),
-            ("state_dir", Some(&self.state_dir)),
-            ("cache_dir", Some(&self.cache_dir)),
-            ("library", self.library.as_ref()),
-        ];
-        for (key, path) in folders {
-            if let Some(path) = path.filter(|path| !path.is_absolute()) {
-                return bad(key, format!("{:?}", path.display().to_string()), "the path must be absolute");
-            }
+        let object = |key, objection: Result<(), Objection>| {
+            objection.map_err(|(value, reason)| AneConfigError { key, value, reason })
+        };
+        object("engine_root", settings::absolute(&self.engine_root))?;
+        object("state_dir", settings::absolute(&self.state_dir))?;
+        object("cache_dir", settings::absolute(&self.cache_dir))?;
+        if let Some(library) = &self.library {
+            object("library", settings::absolute(library))?;
         }
-        for name in self.environment.keys() {
-            if name.is_empty() || name.contains(['=', '\0']) {
-                return bad("environment", format!("{name:?}"), "this is no name of an environment variable");
-            }
-            // These decide what code is loaded.
-            if name.starts_with("LD_") {
-                return bad("environment", format!("{name:?}"), "the loader's variables cannot be set here");
-            }
-        }
-        Ok(())
+        object("environment", settings::variables(self.environment.keys()))
     }
 }
 

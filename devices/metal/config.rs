@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::settings::{self, Objection};
+
 /// Protocol majors of ggml's RPC that the worker speaks.
 pub const PROTOCOL_MAJORS: std::ops::RangeInclusive<u8> = 2..=8;
 
@@ -168,30 +170,17 @@ impl MetalConfig {
         if self.crash_limit == 0 {
             return bad("crash_limit", "0".to_owned(), "at least one crash must be allowed");
         }
-        for (key, path) in [("engine_root", &self.engine_root), ("cache_dir", &self.cache_dir)] {
-            if !path.is_absolute() {
-                return bad(key, format!("{:?}", path.display().to_string()), "the path must be absolute");
-            }
-        }
+        let object = |key, objection: Result<(), Objection>| {
+            objection.map_err(|(value, reason)| MetalConfigError { key, value, reason })
+        };
+        object("engine_root", settings::absolute(&self.engine_root))?;
+        object("cache_dir", settings::absolute(&self.cache_dir))?;
         if let Some(libraries) = &self.libraries {
-            let folder = libraries.backends_dir.iter();
-            for path in [&libraries.base, &libraries.registry].into_iter().chain(folder) {
-                if !path.is_absolute() {
-                    let value = format!("{:?}", path.display().to_string());
-                    return bad("libraries", value, "the path must be absolute");
-                }
+            for path in [&libraries.base, &libraries.registry].into_iter().chain(&libraries.backends_dir) {
+                object("libraries", settings::absolute(path))?;
             }
         }
-        for name in self.environment.keys() {
-            if name.is_empty() || name.contains(['=', '\0']) {
-                return bad("environment", format!("{name:?}"), "this is no name of an environment variable");
-            }
-            // These decide what code is loaded; the service sets them itself where an engine needs it.
-            if name.starts_with("LD_") {
-                return bad("environment", format!("{name:?}"), "the loader's variables cannot be set here");
-            }
-        }
-        Ok(())
+        object("environment", settings::variables(self.environment.keys()))
     }
 }
 
