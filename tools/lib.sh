@@ -35,6 +35,12 @@ need_program() {
 		die "cannot install $2: install it by hand, then run this again"
 }
 
+# need_pip: the same for pip, which belongs to the python3 that runs.
+need_pip() {
+	need_program python3 python3
+	python3 -m pip --version >/dev/null 2>&1 || need_program pip3 python3-pip
+}
+
 # exclusively LOCK_FILE: waits until no other run of the same step holds the lock, which ends with this process.
 exclusively() {
 	mkdir -p "$(dirname "$1")"

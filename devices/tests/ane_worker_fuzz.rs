@@ -12,12 +12,14 @@
 )]
 
 mod ane_harness;
+mod dice;
 
 use std::io::Write;
 
 use ane_harness::client::Client;
 use ane_harness::onnx::{self, TestModel};
 use ane_harness::{Host, floats};
+use dice::Dice;
 use lighter_devices::ane::control::FromWorker;
 use lighter_frames::{Element, Message, Ring, Run, Tensor, ring};
 
@@ -25,31 +27,6 @@ use lighter_frames::{Element, Message, Ring, Run, Tensor, ring};
 #[ignore = "the worker's process, started by the tests"]
 fn worker_child() {
     ane_harness::worker_child();
-}
-
-/// SplitMix64: the same messages for the same seed on every machine.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn chance(&mut self, one_in: u64) -> bool {
-        self.below(one_in) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len() as u64) as usize]
-    }
 }
 
 /// Inputs that mostly fit a model, with data that mostly make sense.

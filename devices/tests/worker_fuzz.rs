@@ -4,8 +4,10 @@
 //! to begin; with `LIGHTER_FUZZ_TRACE` each graph is shown before it is sent.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
+mod dice;
 mod worker_harness;
 
+use dice::Dice;
 use lighter_devices::metal::rpc::{LATEST_OPS, Op, TENSOR_BYTES, WireTensor};
 use worker_harness::{Client, Host, floats, number, tensor};
 
@@ -15,33 +17,8 @@ fn worker_child() {
     worker_harness::worker_child();
 }
 
-/// SplitMix64: the same messages for the same seed on every machine.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn chance(&mut self, one_in: u64) -> bool {
-        self.below(one_in) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[usize::try_from(self.below(from.len() as u64)).unwrap()]
-    }
-
-    fn word(&mut self) -> u32 {
-        u32::try_from(self.next() >> 32).unwrap()
-    }
+fn word(dice: &mut Dice) -> u32 {
+    u32::try_from(dice.next() >> 32).unwrap()
 }
 
 const BUFFER_BYTES: u64 = 1 << 16;
@@ -75,7 +52,7 @@ fn some_tensor(dice: &mut Dice, id: u64, handle: u64, base: u64) -> WireTensor {
         made.ne[dice.pick(&[0, 1, 2, 3])] = dice.pick(&[0, u32::MAX, 1 << 31, 1 << 16]);
     }
     if dice.chance(40) {
-        made.nb[dice.pick(&[0, 1, 2, 3])] = dice.word();
+        made.nb[dice.pick(&[0, 1, 2, 3])] = word(dice);
     }
     if dice.chance(60) {
         made.data = dice.next();
@@ -109,7 +86,7 @@ fn some_graph(dice: &mut Dice, handle: u64, base: u64) -> (Vec<u64>, Vec<WireTen
         }
         for param in &mut node.params {
             *param = match dice.below(8) {
-                0 => i32::from_le_bytes(dice.word().to_le_bytes()),
+                0 => i32::from_le_bytes(word(dice).to_le_bytes()),
                 1 => 1.0_f32.to_bits().cast_signed(),
                 2 => -1,
                 3 | 4 => dice.pick(&[1, 2, 4, 8, 16]),

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use crate::support::{Engine, cache, eventually_within, repo, run, stdout_of, text_of};
+use crate::support::{Daemon, Engine, cache, eventually_within, repo, run, stdout_of, text_of};
 
 pub(crate) const ANE: &str = "lighter.sh/ane=all";
 
@@ -32,6 +32,11 @@ pub(crate) fn library(name: &str) -> PathBuf {
 /// The section of a daemon's configuration that serves the device with this library.
 pub(crate) fn settings(name: &str) -> String {
     format!("[ane]\nlibrary = \"{}\"\n", library(name).display())
+}
+
+/// Runs that the host has done for the one container that there is.
+pub(crate) fn calls(daemon: &Daemon) -> u64 {
+    daemon.status()["grants"][0]["usage"]["calls"].as_u64().unwrap_or_default()
 }
 
 /// A container that runs one command and then stays, so that its grant can still be asked about.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! ONNX's own node tests on the ane device: whatever the container's own processor can run, the device answers alike.
 
-use crate::ane::{ANE, image, settings};
-use crate::ane_suites::{Guest, calls, python};
+use crate::ane::{ANE, calls, image, settings};
+use crate::ane_suites::{Guest, python};
 use crate::support::{Daemon, Engine};
 
 /// What a run of the tests must at least come to.

@@ -2,14 +2,10 @@
 //! The ane device's processes die under a program that computes: it gets right answers throughout, and runs on the host
 //! again as soon as there is one.
 
-use crate::ane::{ANE, Program, settings};
+use crate::ane::{ANE, Program, calls, settings};
 use crate::support::{Daemon, Engine, children, eventually, stdout_of};
 
 const LOOP: &str = "python3 /gate/loop.py /models/ch_ppocr_mobile_v2.0_cls_infer.onnx 1 3 48 192";
-
-fn calls(daemon: &Daemon) -> u64 {
-    daemon.status()["grants"][0]["usage"]["calls"].as_u64().unwrap_or_default()
-}
 
 fn service(daemon: &Daemon) -> Option<u32> {
     daemon.status()["services"]["ane"]["pid"].as_u64().map(|pid| u32::try_from(pid).unwrap())

@@ -4,8 +4,8 @@
 
 use std::process::Command;
 
-use crate::ane::{ANE, image, settings};
-use crate::ane_suites::{Guest, calls, computes_on_the_host, python};
+use crate::ane::{ANE, calls, image, settings};
+use crate::ane_suites::{Guest, computes_on_the_host, python};
 use crate::support::{Daemon, Engine, repo, stdout_of};
 
 fn situation(name: &str, options: &[&str]) {

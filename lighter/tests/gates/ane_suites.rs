@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::ane::{ANE, image, library, settings, wheels};
+use crate::ane::{ANE, calls, image, library, settings, wheels};
 use crate::support::{Daemon, Engine, cache, repo, run, stdout_of, text_of};
 
 /// Runs a command with the variables of the container's devices.
@@ -74,11 +74,6 @@ impl Drop for Guest<'_> {
     fn drop(&mut self) {
         run(self.engine.docker(["rm", "-f", "-v", &self.id]));
     }
-}
-
-/// Runs that the host has done for the one container that there is.
-pub(crate) fn calls(daemon: &Daemon) -> u64 {
-    daemon.status()["grants"][0]["usage"]["calls"].as_u64().unwrap_or_default()
 }
 
 /// Runs the models in a guest: equal to its own processor's, and on the host.
