@@ -5,9 +5,11 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::print_stdout)] // a gate fails by panicking
 
 mod ane;
+mod ane_auto;
 mod ane_choice;
 mod ane_nodes;
 mod ane_recovery;
+mod ane_setup;
 mod ane_situations;
 mod ane_suites;
 mod bad_input;
