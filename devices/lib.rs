@@ -10,6 +10,7 @@ pub mod ask;
 pub mod client;
 pub mod host;
 pub mod metal;
+pub mod mps;
 pub mod service;
 mod settings;
 mod spec;

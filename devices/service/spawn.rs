@@ -77,6 +77,11 @@ impl WorkerProgram {
         Ok(Self { file, args })
     }
 
+    /// What it is started with.
+    pub(crate) fn args(&self) -> &[OsString] {
+        &self.args
+    }
+
     /// The open program.
     pub(crate) fn file(&self) -> &File {
         &self.file
@@ -119,7 +124,7 @@ pub(crate) fn spawn(
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .process_group(0);
-    before_exec(&mut command, program, sandbox);
+    restrict(&mut command, program, sandbox);
     let mut child = command.spawn().map_err(SpawnError::Start)?;
     let pid = Pid::from_child(&child);
     let pidfd = match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
@@ -135,10 +140,12 @@ pub(crate) fn spawn(
     Ok(Worker { child, pidfd, control: ours })
 }
 
-fn before_exec(command: &mut Command, program: &WorkerProgram, sandbox: Option<Sandbox>) {
+/// Has the program of a command start restricted, and end at the latest with the thread that starts it. For others than
+/// workers too.
+pub(crate) fn restrict(command: &mut Command, program: &WorkerProgram, sandbox: Option<Sandbox>) {
     let parent = getpid();
     let mut sandbox = sandbox;
-    // SAFETY: a borrow of the program's descriptor, which stays open until `spawn` returns.
+    // SAFETY: a borrow of the program's descriptor, which its callers keep open until the command has been started.
     let program = unsafe { rustix::fd::BorrowedFd::borrow_raw(program.file.as_raw_fd()) };
     let steps = move || -> std::io::Result<()> {
         // The loader opens the program again by this descriptor after the exec.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use lighter_devices::ane::AneConfig;
 use lighter_devices::metal::MetalConfig;
+use lighter_devices::mps::MpsConfig;
 use lighter_wire::Kind;
 use serde::{Deserialize, Serialize};
 
@@ -163,14 +164,6 @@ impl Default for EnginesConfig {
     }
 }
 
-/// The mps device's settings.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct MpsConfig {
-    /// The Python that has torch; `None` searches for one.
-    pub(crate) torch_python: Option<PathBuf>,
-}
-
 impl Default for Config {
     fn default() -> Self {
         let places = Places::of_this_user();
@@ -189,7 +182,11 @@ impl Default for Config {
                 cache_dir: places.cache_dir.join("ane"),
                 ..AneConfig::default()
             },
-            mps: MpsConfig::default(),
+            mps: MpsConfig {
+                engine_root: places.engines_dir.join("mps"),
+                state_dir: places.data_dir.join("mps"),
+                ..MpsConfig::default()
+            },
         }
     }
 }
@@ -217,6 +214,7 @@ impl Config {
             toml::from_str(text).map_err(|error| invalid(error.to_string().trim().to_owned()))?;
         config.metal.validate().map_err(|error| invalid(error.to_string()))?;
         config.ane.validate().map_err(|error| invalid(error.to_string()))?;
+        config.mps.validate().map_err(|error| invalid(error.to_string()))?;
         for dir in [&config.daemon.state_dir, &config.daemon.spec_dir, &config.daemon.client_dir] {
             if !dir.is_absolute() {
                 return Err(invalid(format!("daemon directory {} must be absolute", dir.display())));

@@ -16,7 +16,7 @@ use crate::doctor::DoctorReport;
 use crate::status::StatusReport;
 
 /// Longest wait for an answer: above any service's own limits, so that the daemon's reason arrives first.
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+const ANSWER_LIMIT: Duration = Duration::from_secs(90);
 
 /// What a command asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

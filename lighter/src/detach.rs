@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::control::{self, ControlError, Reply, Request};
 
 /// Longest wait for the daemon's first answer; it probes engines before it serves.
-const READY_LIMIT: Duration = Duration::from_secs(60);
+const READY_LIMIT: Duration = Duration::from_secs(90);
 
 /// Starts the daemon with the configuration at `config_file` and waits until it answers; returns its pid.
 ///

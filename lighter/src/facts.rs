@@ -10,6 +10,7 @@ use lighter_devices::Device;
 use lighter_devices::ane::Ane;
 use lighter_devices::host::Host;
 use lighter_devices::metal::Metal;
+use lighter_devices::mps::{Mps, MpsConfig, client_files};
 use lighter_wire::{Endpoint, Kind};
 
 use crate::config::Config;
@@ -20,7 +21,8 @@ pub(crate) fn device(kind: Kind, config: &Config) -> Option<Box<dyn Device>> {
     match kind {
         Kind::Metal => Some(Box::new(Metal { config: config.metal.clone() })),
         Kind::Ane => Some(Box::new(Ane { config: config.ane.clone() })),
-        Kind::Gpu | Kind::Mps => None,
+        Kind::Mps => Some(Box::new(Mps { config: mps_config(config) })),
+        Kind::Gpu => None,
     }
 }
 
@@ -45,11 +47,23 @@ pub(crate) fn host(config: &Config) -> anyhow::Result<Host> {
         hook_socket: config.daemon.hook_socket(),
         client_dir: config.daemon.client_dir.clone(),
         socket_dir: config.daemon.socket_dir(),
-        plugin_dir: match &config.daemon.plugin_dir {
-            Some(folder) => folder.clone(),
-            None => folder_of_this_program()?,
-        },
+        plugin_dir: plugin_dir(config)?,
     })
+}
+
+/// The folder with lighter's parts for containers: the configured one, else the one of this program.
+fn plugin_dir(config: &Config) -> anyhow::Result<PathBuf> {
+    config.daemon.plugin_dir.clone().map_or_else(folder_of_this_program, Ok)
+}
+
+/// The mps device's settings, with the host's package named: the service does not know the folder that it lies in.
+pub(crate) fn mps_config(config: &Config) -> MpsConfig {
+    let mut mps = config.mps.clone();
+    if mps.host_package.is_none() {
+        // Where this program's path cannot be told, nothing of lighter starts.
+        mps.host_package = plugin_dir(config).ok().map(|folder| client_files::host_package(&folder));
+    }
+    mps
 }
 
 fn folder_of_this_program() -> anyhow::Result<PathBuf> {

@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use lighter_devices::ane::AneConfig;
 use lighter_devices::metal::MetalConfig;
+use lighter_devices::mps::MpsConfig;
 use lighter_wire::Kind;
 
 use crate::config::Config;
@@ -76,7 +77,10 @@ pub(crate) fn settings_of(kind: Kind, config: &Config) -> anyhow::Result<String>
     match kind {
         Kind::Metal => serde_json::to_string(&config.metal).context("cannot write the settings as JSON"),
         Kind::Ane => serde_json::to_string(&config.ane).context("cannot write the settings as JSON"),
-        _ => bail!("{kind} is not built in"),
+        Kind::Mps => {
+            serde_json::to_string(&facts::mps_config(config)).context("cannot write the settings as JSON")
+        }
+        Kind::Gpu => bail!("{kind} is not built in"),
     }
 }
 
@@ -90,7 +94,10 @@ fn with_settings(kind: Kind, settings: &str) -> anyhow::Result<Config> {
         Kind::Ane => {
             config.ane = serde_json::from_str::<AneConfig>(settings).context("the settings are not valid")?;
         }
-        _ => bail!("{kind} is not built in"),
+        Kind::Mps => {
+            config.mps = serde_json::from_str::<MpsConfig>(settings).context("the settings are not valid")?;
+        }
+        Kind::Gpu => bail!("{kind} is not built in"),
     }
     Ok(config)
 }

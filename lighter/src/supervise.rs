@@ -37,7 +37,7 @@ const READY_LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait for a service to free what an ended grant held.
 const REVOKE_LIMIT: Duration = Duration::from_secs(5);
 /// Longest wait for a service's account of itself; its own probe of the engine is shorter.
-const REPORT_LIMIT: Duration = Duration::from_secs(15);
+const REPORT_LIMIT: Duration = Duration::from_secs(75);
 /// Longest wait for what containers have used; who asks for the status wants an answer at once.
 const USAGE_LIMIT: Duration = Duration::from_secs(2);
 /// How long a service may take to end by itself when its control socket is closed.
