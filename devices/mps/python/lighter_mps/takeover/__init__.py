@@ -35,7 +35,7 @@ def install(core=None) -> None:
         if guard.is_ours(libraries):
             return
         layout = layouts.find(os.path.dirname(torch.__file__), torch.__version__, version)
-        prepare_and_write(torch, libraries, layout, core, selftest.check)
+        prepare_and_write(torch, libraries, layout, core, lambda: selftest.check(torch, layout, version, getattr(core, "__file__", None)))
 
 
 def prepare_and_write(torch, libraries: Libraries, layout: "layouts.Layout", core=None, check=None) -> None:
@@ -44,7 +44,7 @@ def prepare_and_write(torch, libraries: Libraries, layout: "layouts.Layout", cor
     constants = thunks.addresses(platform.machine(), core)
     writes = hooks.prepare(libraries, layout, constants, absent) + guard.prepare(libraries, layout, constants)
     if check is not None:
-        check(torch, layout)
+        check()
     for write in writes:
         write.perform()
 

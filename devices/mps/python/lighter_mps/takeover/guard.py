@@ -61,7 +61,7 @@ def copy_table(libraries: Libraries, table: int, count: int, what: str) -> "list
         raise TakeoverError(f"torch's {what} is not the plain object it should be, so this build cannot be given an mps device; use a torch wheel from PyPI")
     for slot in range(count):
         word, = read_words(table + 8 * slot, 1)
-        if not libraries.file(word):
+        if not libraries.is_code(word):
             raise TakeoverError(
                 f"torch's {what} has {slot} methods where its headers have {count}: headers and libraries are of different versions; reinstall torch"
             )

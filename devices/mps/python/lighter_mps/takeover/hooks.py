@@ -72,7 +72,7 @@ def _replace(libraries: Libraries, hooks: int, slots: "list[str]", methods: "dic
     table, = read_words(hooks, 1)
     words = copy_table(libraries, table, len(slots), what)
     # A class derived from the hooks' may have more methods than are known here: they are kept too, up to the end of the vtable.
-    while libraries.file(word := read_words(table + 8 * (len(words) - 2), 1)[0]):
+    while libraries.is_code(word := read_words(table + 8 * (len(words) - 2), 1)[0]):
         words.append(word)
     for slot, name in enumerate(slots):
         if name in methods:

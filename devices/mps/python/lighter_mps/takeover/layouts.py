@@ -19,7 +19,8 @@ _MPS = ("ATen/detail/MPSHooksInterface.h", "MPSHooksInterface")
 
 # The methods without which a layout is not the one of the class in question.
 _GUARD_METHODS = ("type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice", "getStream", "exchangeStream", "deviceCount")
-_HOOKS_METHODS = ("isBuilt", "isAvailable", "hasPrimaryContext", "deviceCount", "getCurrentDevice", "getDeviceFromPtr", "hasMPS")
+# torch 2.6 has neither isBuilt nor isAvailable.
+_HOOKS_METHODS = ("hasPrimaryContext", "deviceCount", "getCurrentDevice", "getDeviceFromPtr", "hasMPS")
 
 
 class Layout:

@@ -6,6 +6,7 @@ from torch's extension module, so it does not matter where a distribution puts t
 given back: torch's threads and destructors use it after Python has ended.
 """
 
+import bisect
 import ctypes
 
 from .errors import TakeoverError
@@ -48,6 +49,8 @@ class Libraries:
         self._where = _function(
             "dladdr1", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Place), ctypes.POINTER(ctypes.c_void_p), ctypes.c_int
         )
+        self._mappings = _file_mappings()
+        self._starts = [mapping[0] for mapping in self._mappings]
 
     def address(self, symbol: str) -> int:
         """The address of an exported function or variable."""
@@ -71,11 +74,33 @@ class Libraries:
         return _Symbol.from_address(detail.value).size
 
     def file(self, address: int) -> str:
-        """The library that holds an address, or nothing if none does."""
-        place, detail = _Place(), ctypes.c_void_p()
-        if not address or not self._where(address, place, detail, _LINK_DETAIL_SYMBOL):
-            return ""
-        return (place.file or b"").decode("utf-8", "replace")
+        """The library that an address lies in, or nothing if it is in none."""
+        found = self._mapping(address)
+        return found[3] if found else ""
+
+    def is_code(self, address: int) -> bool:
+        """Does a library's machine code hold this address?"""
+        found = self._mapping(address)
+        return found is not None and found[2]
+
+    def _mapping(self, address: int) -> "tuple[int, int, bool, str] | None":
+        at = bisect.bisect_right(self._starts, address) - 1
+        return self._mappings[at] if at >= 0 and address < self._mappings[at][1] else None
+
+
+def _file_mappings() -> "list[tuple[int, int, bool, str]]":
+    """Beginning, end, whether it is executable, and the path, of each part of a file in this process's memory, in order."""
+    mappings = []
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.rstrip("\n").split(None, 5)
+                if len(fields) == 6 and fields[5].startswith("/"):
+                    start, end = fields[0].split("-")
+                    mappings.append((int(start, 16), int(end, 16), "x" in fields[1], fields[5]))
+    except OSError as error:
+        raise TakeoverError(f"/proc/self/maps cannot be read ({error.strerror}), and torch's tables cannot be checked without it; mount /proc") from None
+    return mappings
 
 
 class Write:
