@@ -17,6 +17,11 @@ _GUARD_2 = (
 _GUARD_3 = (
     "type exchangeDevice getDevice setDevice uncheckedSetDevice getStream getDefaultStream getStreamFromGlobalPool "
     "getNewStream exchangeStream getStreamNativeHandle destroyEvent record block queryEvent deviceCount getDeviceCapability "
+    "queryStream synchronizeStream synchronizeEvent synchronizeDevice recordDataPtrOnStream elapsedTime ~ ~delete"
+)
+_GUARD_4 = (
+    "type exchangeDevice getDevice setDevice uncheckedSetDevice getStream getDefaultStream getStreamFromGlobalPool "
+    "getNewStream exchangeStream getStreamNativeHandle destroyEvent record block queryEvent deviceCount getDeviceCapability "
     "queryStream synchronizeStream isStreamCapturing synchronizeEvent synchronizeDevice recordDataPtrOnStream elapsedTime ~ "
     "~delete"
 )
@@ -55,9 +60,11 @@ KNOWN: "dict[tuple[int, int], tuple[str, str, str]]" = {
     (2, 6): (_GUARD_1, _ACCELERATOR_1, _MPS_1),
     (2, 7): (_GUARD_1, _ACCELERATOR_2, _MPS_2),
     (2, 8): (_GUARD_1, _ACCELERATOR_2, _MPS_2),
+    (2, 9): (_GUARD_1, _ACCELERATOR_2, _MPS_2),
     (2, 10): (_GUARD_2, _ACCELERATOR_2, _MPS_2),
-    (2, 12): (_GUARD_3, _ACCELERATOR_2, _MPS_2),
-    (2, 13): (_GUARD_3, _ACCELERATOR_2, _MPS_3),
-    (2, 14): (_GUARD_3, _ACCELERATOR_2, _MPS_3),
-    (2, 15): (_GUARD_3, _ACCELERATOR_2, _MPS_3),
+    (2, 11): (_GUARD_3, _ACCELERATOR_2, _MPS_2),
+    (2, 12): (_GUARD_4, _ACCELERATOR_2, _MPS_2),
+    (2, 13): (_GUARD_4, _ACCELERATOR_2, _MPS_3),
+    (2, 14): (_GUARD_4, _ACCELERATOR_2, _MPS_3),
+    (2, 15): (_GUARD_4, _ACCELERATOR_2, _MPS_3),
 }
