@@ -46,7 +46,7 @@ def user_line():
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_OWN, _TORCH, "<")):
+        if not name.startswith((_OWN, _TORCH, "<frozen", "<eval_with_key")):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return None

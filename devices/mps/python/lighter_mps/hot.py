@@ -32,7 +32,7 @@ class _State:
     """What `configure` was given, and the counters."""
 
     socket = -1
-    tensor = parameter = miss = sync_call = no_socket = make = stop = None
+    tensor = parameter = miss = sync_call = no_socket = make = None
     arm = staticmethod(lambda: None)
     flush_bytes = 2048
     calls = bytes_sent = flushes = pending_bytes = 0
@@ -44,10 +44,10 @@ def configure(torch_lib_dir, tensor_type, parameter_type, miss, sync_call, no_so
     _State.tensor, _State.parameter, _State.miss = tensor_type, parameter_type, miss
     _State.sync_call, _State.no_socket, _State.flush_bytes = sync_call, no_socket, flush_bytes
     if tensors.torch_version() >= (2, 9):
-        _State.make, _State.stop = tensors.dlpack_maker(_pool)
+        _State.make = tensors.dlpack_maker(_pool)
     else:
         library = tensors.shim_library(torch_lib_dir)
-        _State.make, _State.stop = tensors.shim_maker(_pool, library)
+        _State.make = tensors.shim_maker(_pool, library)
         as_strided = tensors.shim_as_strided(library)
 
 
@@ -64,7 +64,7 @@ def set_arm(arm) -> None:
 def append(data) -> None:
     """Puts bytes of one or several whole messages on the stream."""
     with lock:
-        if _pool.gone:
+        if _pool.flag[0]:
             _pool.drain(_buffer)
         if not _buffer:
             _State.arm()
@@ -79,7 +79,7 @@ def pending() -> int:
 def flush() -> None:
     """Writes the buffer. What an interrupt (a signal's exception) leaves unwritten stays at the buffer's head."""
     with lock:
-        if _pool.gone:
+        if _pool.flag[0]:
             _pool.drain(_buffer)
         _State.pending_bytes = 0
         if not _buffer:
@@ -114,7 +114,7 @@ def _layout(sizes, strides, code):
 def new_tensor(sizes, strides, dtype_code: int):
     """A tensor with a fresh number; the host has to be told by BIND, ALLOC or a CALL's outputs."""
     with lock:
-        if _pool.gone and not _pool.free:
+        if _pool.flag[0] and not _pool.free:
             _pool.drain(_buffer)
         layout = _layout(sizes, strides, dtype_code)
         _State.pending_bytes += layout.bytes
@@ -141,8 +141,8 @@ def as_strided(tensor, size, stride, storage_offset=None):
 
 
 def free_count() -> int:
-    """Tensors that are gone and whose FREE is not on the stream yet."""
-    return len(_pool.gone)
+    """Not 0 where tensors are gone whose FREE is not on the stream yet."""
+    return int(_pool.flag[0] != 0)
 
 
 def counters() -> dict:
@@ -166,8 +166,7 @@ def after_fork() -> None:
 
 
 def close() -> None:
-    """At exit: storages that are freed later may not call into an interpreter that is gone."""
-    _State.stop()
+    """At exit; nothing to do, since the deleter is machine code that needs no interpreter."""
 
 
 class _Plan:
@@ -209,9 +208,9 @@ def kernel(index, dynamic_positions, dynamic_keywords, never_cache, lazy):
     _plans.append(plans)
     tensor_type, parameter_type, state = _State.tensor, _State.parameter, _State
     dynamic_names = frozenset(dynamic_keywords)
-    by_value, plain = _by_value, _plain
+    by_value, plain, numbers = _by_value, _plain, (int, bool)
     acquire, release, extend, find = lock.acquire, lock.release, _buffer.extend, plans.get
-    gone, drain, buffer = _pool.gone, _pool.drain, _buffer
+    gone, drain, buffer = _pool.flag, _pool.drain, _buffer
     call_code, flush_bytes, make = protocol.CALL, _State.flush_bytes, _State.make
 
     def encode(argument, dynamic, key, slots):
@@ -237,6 +236,9 @@ def kernel(index, dynamic_positions, dynamic_keywords, never_cache, lazy):
             (slots if dynamic else key).append(argument)
             return True
         if kind is list:
+            if argument and not dynamic and type(argument[0]) in numbers:
+                key.append(tuple(argument))
+                return True
             key.append(len(argument))
             for entry in argument:
                 if not encode(entry, dynamic, key, slots):
@@ -275,7 +277,7 @@ def kernel(index, dynamic_positions, dynamic_keywords, never_cache, lazy):
             return missed(key, slots, args, kwargs)
         acquire()
         try:
-            if gone:
+            if gone[0]:
                 drain(buffer)
             if not buffer:
                 state.arm()

@@ -9,11 +9,13 @@ Called once at import, after the takeover and before `surface`. Which operator i
   is less than the three that the parts would be.
 """
 
+import functools
+import re
+
 import torch
 
 from . import copies, local, signatures
 
-_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _falls_through = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough
 
 # Beginnings of names of operators that get no kernel: foreign kinds of tensors, metadata, and what composites do better.
@@ -28,9 +30,13 @@ _LEFT = (
     "_cudnn_init_dropout_state", "_print", "_assert_scalar", "new_empty", "empty_like", "record_stream", "_test_",
     "_copy_from", "_local_scalar_dense", "is_pinned",
 )  # fmt: skip
-# `t_` and `set` above are whole names or names of a family; these begin so and are operators of their own.
-_NOT_LEFT = ("quantile",)
-_WHOLE = frozenset(("t_", "squeeze_", "unsqueeze_", "transpose_", "detach_", "as_strided_", "swapaxes_", "set", "lift"))
+# These are whole names; all others are the beginning of a name.
+_WHOLE = ("t_", "squeeze_", "unsqueeze_", "transpose_", "detach_", "as_strided_", "swapaxes_", "set", "lift")
+_left = re.compile(
+    r"(?!quantile)(?:"
+    + "|".join(name + (r"(?:\.|$)" if name in _WHOLE else "") for name in map(re.escape, _LEFT))
+    + ")"
+)
 
 # Operators whose results' shape depends on data. Torch tags them, but older ones not all.
 _NEVER_CACHED = frozenset(
@@ -44,33 +50,39 @@ _NEVER_CACHED = frozenset(
 _SIZED_BY_NUMBERS = ("arange", "range", "linspace", "logspace")
 _DYNAMIC_TYPES = frozenset(
     ("number", "Tensor", "float", "Optional[number]", "Optional[Tensor]", "Optional[float]", "List[number]",
-     "List[float]", "Optional[List[float]]")
+     "List[float]", "Optional[List[float]]", "List[Tensor]", "List[Optional[Tensor]]")
 )  # fmt: skip
 
 _libraries = []
 
 
-def _is_left(base: str) -> bool:
-    packet = base.partition(".")[0]
-    if packet.startswith(_NOT_LEFT):
-        return False
-    return any(packet == name if name in _WHOLE else packet.startswith(name) for name in _LEFT)
+@functools.lru_cache(maxsize=None)
+def _registered(key: str) -> frozenset:
+    """Names of all operators that have a kernel on a dispatch key."""
+    return frozenset(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+
+
+@functools.lru_cache(maxsize=1)
+def _lazy_names() -> frozenset:
+    """Operators that see a tensor's conj or neg bit, because those keys fall through to the backend."""
+    return frozenset(
+        full for key in ("Conjugate", "Negative") for full in _registered(key) if _falls_through(full, key)
+    )
 
 
 def _wanted(base: str, schema) -> bool:
     """Whether the host does this operator."""
-    if _is_left(base):
+    full = "aten::" + base
+    if full in _registered("CompositeImplicitAutograd") or _left.match(base):
         return False
     if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
         return False
-    arguments = [str(argument.type) for argument in schema.arguments]
-    full = "aten::" + base
-    if not any("Tensor" in kind for kind in arguments):
-        # A factory: torch makes it of an empty tensor and an operator that fills it, where it can.
-        return bool(arguments) and not _has_kernel(full, "CompositeExplicitAutograd") and _has_kernel(full, "CPU")
-    if any(argument.name == "device" for argument in schema.arguments):
+    arguments = schema.arguments
+    if any(argument.name == "device" for argument in arguments):
         # `zeros_like(x, device="cpu")` comes here too: only torch's own composite makes it on the right device.
-        return not _has_kernel(full, "CompositeExplicitAutograd")
+        return full not in _registered("CompositeExplicitAutograd")
+    if not any("Tensor" in str(argument.type) for argument in arguments):
+        return False
     return True
 
 
@@ -88,8 +100,7 @@ def make(hot, full: str, schema):
     operator = signatures.Operator(index, full, schema, dynamic)
     signatures.operators.append(operator)
     names = [argument.name for argument, is_dynamic in zip(schema.arguments, dynamic) if is_dynamic]
-    lazy = any(_has_kernel(full, key) and _falls_through(full, key) for key in ("Conjugate", "Negative"))
-    operator.kernel = hot.kernel(index, dynamic, names, base in _NEVER_CACHED, lazy)
+    operator.kernel = hot.kernel(index, dynamic, names, base in _NEVER_CACHED, full in _lazy_names())
     return operator.kernel
 
 
@@ -114,11 +125,9 @@ def install(hot) -> int:
             register(base, function)
     count = 0
     for full in torch._C._dispatch_get_all_op_names():
-        base = full[len("aten::") :]
-        if not full.startswith("aten::") or base in table or _has_kernel(full, "CompositeImplicitAutograd"):
-            continue
         schema = schemas.get(full)
-        if schema is not None and _wanted(base, schema):
+        base = full[len("aten::") :]
+        if schema is not None and base not in table and _wanted(base, schema):
             register(base, make(hot, full, schema))
             count += 1
     return count

@@ -9,10 +9,12 @@ are final: every later use raises the same one sentence.
 """
 
 import os
+import signal
 import socket
 import sys
 import threading
 import time
+from _signal import pthread_sigmask as _sigmask
 from array import array
 
 import torch
@@ -24,6 +26,9 @@ from . import errors
 lock = threading.RLock()
 IDLE_SECONDS = 150e-6
 FLUSH_FROM_BYTES = 64 << 10
+# Those whose handlers raise in practice; plain numbers, since making enums of a mask costs more than the system call.
+_SIGNALS = (signal.SIGINT.value, signal.SIGTERM.value, signal.SIGALRM.value)
+_BLOCK, _RESTORE = int(signal.SIG_BLOCK), int(signal.SIG_SETMASK)
 MAX_REPLY_BYTES = 64 << 20
 
 
@@ -203,12 +208,23 @@ def _await(reply: _Reply):
     return body
 
 
-def _ask(message, into=None):
-    with lock:
-        check()
-        reply = _Reply(into)
+def _put(message, into=None) -> _Reply:
+    """Puts a message and the promise of its reply on record; one without the other would lose the stream's order, so
+    no signal's exception may come between. (`pthread_sigmask` raises what is pending before it returns.)"""
+    check()
+    reply = _Reply(into)
+    mask = _sigmask(_BLOCK, _SIGNALS)
+    try:
         _State.hot.append(message)
         _State.unread.append(reply)
+    finally:
+        _sigmask(_RESTORE, mask)
+    return reply
+
+
+def _ask(message, into=None):
+    with lock:
+        reply = _put(message, into)
         _State.round_trips += 1
         _State.hot.flush()
         return _await(reply)
@@ -244,10 +260,7 @@ def request_into(message: bytes, into: memoryview) -> None:
 def post(message: bytes):
     """Sends a message whose (empty) reply is read later, by `collect` or before any later reply; gives its ticket."""
     with lock:
-        check()
-        reply = _Reply()
-        _State.hot.append(message)
-        _State.unread.append(reply)
+        reply = _put(message)
         _State.hot.flush()
         return reply
 

@@ -16,6 +16,8 @@ import torch
 from lighter_mps_wire import protocol
 from lighter_mps_wire.dtypes import ELEMENTS, tables
 
+from .deleter import STRUCT_BYTES, Slab
+
 _KDL_METAL = 8
 _MPS = 13
 # DLPack's type codes; a type that DLPack cannot name is made as bytes and viewed.
@@ -28,41 +30,36 @@ _DLPACK_CODES = {
 
 # DLManagedTensor: data, device type and id, rank, type code, bits, lanes, shape, strides, byte offset, context, deleter.
 _MANAGED = Struct("<QiiiBBHQQQQQ")
-_CONTEXT_AT = 48
-_DELETER_AT = 56
-_STRUCT_BYTES = 64
-_CHUNK = 4096
-_TAKEN = b"dltensor"
+_GROWTH = 4096
+_MOST = 1 << 20
+_NAME = b"dltensor"
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
 
 class Pool:
     """Numbers of storages: free ones, and those whose tensors are gone but whose FREE is not on the stream yet."""
 
     def __init__(self):
         self.free = []
-        # Deleters append here, from any thread; `list.append` is atomic under the GIL.
-        self.gone = []
         self.highest = 0
+        # flag[0] is not 0 where some tensor is gone; `take()` gives their numbers.
+        self.flag = [0]
+        self.take = list
 
-    def grow(self) -> int:
-        """Adds a chunk of fresh numbers and gives the first of them."""
+    def grow(self) -> None:
+        """Adds fresh numbers."""
         first = self.highest + 1
-        if first + _CHUNK > protocol.MAX_STORAGE_NUMBER:
-            raise RuntimeError(f"lighter-mps: more than {self.highest} storages are alive on the device")
-        self.highest += _CHUNK
+        if first + _GROWTH > _MOST:
+            raise RuntimeError(f"lighter-mps: {self.highest} storages are alive on the device, and no more can be")
+        self.highest += _GROWTH
         self.free.extend(range(self.highest, first - 1, -1))
-        return first
 
     def drain(self, out: bytearray) -> None:
         """Puts a FREE for every tensor that is gone on the stream; only then may its number be used again."""
-        numbers = self.gone[:]
+        numbers = self.take()
         if numbers:
-            del self.gone[: len(numbers)]
             out += pack(f"<BI{len(numbers)}Q", protocol.FREE, len(numbers), *numbers)
             self.free.extend(numbers)
 
@@ -105,65 +102,58 @@ def contiguous_strides(sizes) -> tuple:
 
 
 def dlpack_maker(pool: Pool):
-    """`make(layout) -> (tensor, number)` and `close()` by DLPack."""
-    chunks = []
-    gone, free = pool.gone.append, pool.free
-    head = _MANAGED.pack_into
-    adopt, capsule = torch._C._from_dlpack, _new_capsule
-
-    def deleted(managed):
-        gone(ctypes.c_uint64.from_address(managed + _CONTEXT_AT).value)
-
-    callback = _DELETER(deleted)
-    deleter = [ctypes.cast(callback, ctypes.c_void_p).value]
-
-    def grow() -> None:
-        pool.grow()
-        chunk = ctypes.create_string_buffer(_STRUCT_BYTES * _CHUNK)
-        # Storages outlive the interpreter's modules, so neither this memory nor the callback may ever be freed.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(chunk))
-        chunks.append((chunk, ctypes.addressof(chunk)))
+    """`make(layout) -> (tensor, number)` by DLPack."""
+    slab = Slab(_MOST)
+    pool.flag, pool.take = slab.words, slab.gone
+    free, memory, base, deleter = pool.free, slab.memory, slab.base, slab.deleter
+    fill, adopt, capsule = _MANAGED.pack_into, torch._C._from_dlpack, _new_capsule
 
     def make(layout: Layout):
         if not free:
-            grow()
+            pool.grow()
         number = free.pop()
-        chunk, base = chunks[(number - 1) // _CHUNK]
-        at = (number - 1) % _CHUNK * _STRUCT_BYTES
+        at = number * STRUCT_BYTES
         if layout.type_code is None:
-            return viewed(layout, number, chunk, base, at)
-        head(
-            chunk, at, number << 40, _KDL_METAL, 0, layout.rank, layout.type_code, layout.bits, 1,
-            layout.shape_at, layout.strides_at, 0, number, deleter[0],
+            return viewed(layout, number, at)
+        fill(
+            memory, at, number << 40, _KDL_METAL, 0, layout.rank, layout.type_code, layout.bits, 1,
+            layout.shape_at, layout.strides_at, 0, 0, deleter,
         )  # fmt: skip
-        return adopt(capsule(base + at, _TAKEN, None)), number
+        return adopt(capsule(base + at, _NAME, None)), number
 
-    def viewed(layout: Layout, number: int, chunk, base: int, at: int):
+    def viewed(layout: Layout, number: int, at: int):
         array = (ctypes.c_int64 * 2)(layout.bytes, 1)
         place = ctypes.addressof(array)
-        head(chunk, at, number << 40, _KDL_METAL, 0, 1, 1, 8, 1, place, place + 8, 0, number, deleter[0])
-        flat = adopt(capsule(base + at, _TAKEN, None)).view(layout.dtype)
+        fill(memory, at, number << 40, _KDL_METAL, 0, 1, 1, 8, 1, place, place + 8, 0, 0, deleter)
+        flat = adopt(capsule(base + at, _NAME, None)).view(layout.dtype)
         return flat.as_strided(layout.sizes, layout.strides), number
 
-    def close() -> None:
-        deleter[0] = 0
-        for chunk, _ in chunks:
-            for at in range(_DELETER_AT, _STRUCT_BYTES * _CHUNK, _STRUCT_BYTES):
-                chunk[at : at + 8] = b"\0" * 8
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
-    return make, close
+    return make
 
 
 def shim_maker(pool: Pool, library: ctypes.CDLL):
-    """`make` and `close` by torch's C shim and a finalizer."""
+    """`make` by torch's C shim and a finalizer."""
+    lost = []
+    flag = pool.flag
+
+    def gone(number: int) -> None:
+        lost.append(number)
+        flag[0] = 1
+
+    def take() -> list:
+        flag[0] = 0
+        numbers = lost[:]
+        del lost[: len(numbers)]
+        return numbers
+
+    pool.take = take
     create = library.aoti_torch_create_tensor_from_blob
     create.argtypes = [
         ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64,
         ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p,
     ]  # fmt: skip
     steal, capsule, finalize = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr, _new_capsule, weakref.finalize
-    gone, free = pool.gone.append, pool.free
+    free = pool.free
 
     def make(layout: Layout):
         if not free:
@@ -179,7 +169,7 @@ def shim_maker(pool: Pool, library: ctypes.CDLL):
         finalize(tensor.untyped_storage(), gone, number).atexit = False
         return tensor, number
 
-    return make, lambda: None
+    return make
 
 
 def shim_as_strided(library: ctypes.CDLL):
