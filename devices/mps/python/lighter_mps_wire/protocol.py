@@ -73,7 +73,8 @@ SLOT_FORMATS = {SLOT_TENSOR: "Q", SLOT_INT: "q", SLOT_FLOAT: "d", SLOT_BOOL: "Q"
 # A tensor's address is its storage's number above ADDRESS_BITS, and the byte offset in that storage below.
 ADDRESS_BITS = 40
 OFFSET_MASK = (1 << ADDRESS_BITS) - 1
-MAX_STORAGE_NUMBER = (1 << 24) - 1
+# One bit less than there is room for: addresses also travel as signed numbers in values.
+MAX_STORAGE_NUMBER = (1 << 23) - 1
 MAX_STORAGE_BYTES = 1 << ADDRESS_BITS
 
 # Caps.
