@@ -35,7 +35,9 @@ def install(core=None) -> None:
         if guard.is_ours(libraries):
             return
         layout = layouts.find(os.path.dirname(torch.__file__), torch.__version__, version)
-        prepare_and_write(torch, libraries, layout, core, lambda: selftest.check(torch, layout, version, getattr(core, "__file__", None)))
+        is_tested = layout.is_known(version) and guard.counts_agree(libraries, layout)
+        core_file = getattr(core, "__file__", None)
+        prepare_and_write(torch, libraries, layout, core, lambda: selftest.check(torch, layout, is_tested, core_file))
 
 
 def prepare_and_write(torch, libraries: Libraries, layout: "layouts.Layout", core=None, check=None) -> None:

@@ -54,6 +54,22 @@ def prepare(libraries: Libraries, layout: Layout, thunks: "dict[int, int]") -> "
     return [Write(place, lasting_words([vtable, MARK]))]
 
 
+def counts_agree(libraries: Libraries, layout: Layout) -> bool:
+    """Do the guards that torch has itself have as many methods as the layout?
+
+    A vtable does not say where it ends. What follows may look like another method, but not behind each of the guards.
+    """
+    lengths = []
+    for guard in read_words(libraries.address(REGISTRY), libraries.size(REGISTRY) // 8):
+        if guard:
+            table, = read_words(guard, 1)
+            length = 0
+            while length <= len(layout.guard) and libraries.is_code(read_words(table + 8 * length, 1)[0]):
+                length += 1
+            lengths.append(length)
+    return min(lengths, default=0) == len(layout.guard)
+
+
 def copy_table(libraries: Libraries, table: int, count: int, what: str) -> "list[int]":
     """A vtable: its two words before the methods, and `count` methods, each of which is an address in a library."""
     words = read_words(table - 16, 2)

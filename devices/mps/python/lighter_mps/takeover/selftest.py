@@ -2,7 +2,7 @@
 """Tries the takeover in a process of its own before this one is touched: a wrong vtable order crashes, and a crash cannot be caught.
 
 A trial costs an `import torch`, two seconds or more, which a container that is thrown away would pay at each run. So a layout that equals the
-one lighter-mps was tested with for that torch release (`known`) is not tried; any other is, once a user: the good result is kept in
+one lighter-mps was tested with for that torch release (`known`), and that the libraries agree with, is not tried; any other is, once a user: the good result is kept in
 the cache folder. `LIGHTER_MPS_SELFTEST=1` tries always, `=0` never. Called by `install()` before its first write; refuses a torch that fails.
 The trial itself is `trial`.
 """
@@ -28,12 +28,12 @@ _TESTED_MACHINES = ("x86_64",)
 _WAY_OUT = "install a torch release that lighter-mps knows or a newer lighter-mps, or set LIGHTER_MPS_SELFTEST=0 to go on at your own risk"
 
 
-def check(torch, layout: Layout, version: "tuple[int, int]", core_file: "str | None" = None) -> None:
-    """Returns if this torch bears the takeover; raises `TakeoverError` if not."""
+def check(torch, layout: Layout, is_tested: bool, core_file: "str | None" = None) -> None:
+    """Returns if this torch bears the takeover; raises `TakeoverError` if not. `is_tested`: nothing is unusual about the layout."""
     wish = os.environ.get("LIGHTER_MPS_SELFTEST", "")
     if wish == "0":
         return
-    if wish != "1" and platform.machine() in _TESTED_MACHINES and layout.is_known(version):
+    if wish != "1" and is_tested and platform.machine() in _TESTED_MACHINES:
         return
     text = key(torch, layout, core_file)
     folder = cache_folder()
