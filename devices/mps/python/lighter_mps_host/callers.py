@@ -11,7 +11,7 @@ import torch
 from lighter_mps_wire.protocol import ADDRESS_BITS, MAX_STORAGE_NUMBER, SHAPE_SINGLE, SHAPE_VOID, SLOT_BOOL
 from lighter_mps_wire.values import ScalarSlot, TensorSlot
 
-from .results import laid_out
+from .results import copied, laid_out
 from .schemas import safe_keyword
 from .signatures import New, Signature
 
@@ -97,6 +97,8 @@ class Source:
 
     def check(self, tensor: str, layout) -> None:
         """Lines that look whether a new result is as predicted, and lay it out anew where only strides differ."""
+        if self.signature.copied:
+            self.lines.append(f"{tensor} = copied({tensor}, device)")
         one = self.cell("layout", layout)
         sizes, dtype = self.cell("sizes", layout.sizes), self.cell("dtype", layout.dtype)
         if torch.empty_strided(layout.sizes, layout.strides, device="meta").is_contiguous():
@@ -126,6 +128,8 @@ class Source:
         first = len(signature.slots) + 2
         new = [(index, result.layout) for index, result in enumerate(signature.results) if type(result) is New]
         if len(new) > MAX_UNROLLED:
+            if self.signature.copied:
+                self.lines.append("r = [None if entry is None else copied(entry, device) for entry in r]")
             self.lines.append(f"keep_all(storages, r, {self.cell('kept', new)}, s[{first}:])")
             return
         if signature.shape == SHAPE_SINGLE:
@@ -152,10 +156,12 @@ class Source:
             self.results()
         if total:
             self.lines.append("held[0] = total")
-        names = ["unpack", "heap", "held", "most", "out_of_memory", "check_number", "relayout", "keep_all", "storages"]
+        names = ["unpack", "heap", "held", "most", "out_of_memory", "check_number", "relayout", "keep_all", "copied"]
+        names += ["storages", "device"]
         storages = self.storages
         common = [signature.struct.unpack_from, storages.heap, storages.held, storages.max_bytes]
-        common += [storages.out_of_memory, storages.check_number, relayout, keep_all, storages]
+        common += [storages.out_of_memory, storages.check_number, relayout, keep_all, copied]
+        common += [storages, storages.device]
         make = compiled(f"def make({', '.join([*names, *self.cells])}):", self.lines)
         return make(*common, *self.cells.values())
 

@@ -32,10 +32,12 @@ Tensor = torch.Tensor
 class Outcome:
     """What one careful run gave."""
 
-    __slots__ = ("new", "resized", "results", "shape")
+    __slots__ = ("copied", "new", "resized", "results", "shape")
 
     def __init__(self, shape: str):
         self.shape, self.results, self.new, self.resized = shape, [], [], []
+        # Whether any new result had to be copied to be a tensor of its own; it will have to each time.
+        self.copied = False
 
     def predictable(self) -> bool:
         """Whether later calls may do without a reply."""
@@ -58,6 +60,7 @@ class Run:
 
     def __init__(self, signature: Signature, values, storages):
         self.signature, self.values, self.storages = signature, values, storages
+        # By slot and look: an argument that comes twice is one tensor, so that it is known again as a result.
         self.tensors = {}
         self.written = []
 
@@ -71,10 +74,11 @@ class Run:
             return bool(number) if self.signature.slots[value.slot] == SLOT_BOOL else number
         if kind is not TensorSlot:
             return value
-        layout = self.storages.passing_layout(value.sizes, value.strides, value.dtype)
-        # Always a tensor object of its own: an operator may resize a result in place, and kept views must not change.
-        tensor = layout.fresh(self.values[value.slot])
-        self.tensors[value.slot] = tensor
+        tensor = self.tensors.get(value)
+        if tensor is None:
+            layout = self.storages.passing_layout(value.sizes, value.strides, value.dtype)
+            # Not one that is kept: an operator may resize a result in place, and kept views must not change.
+            tensor = self.tensors[value] = layout.fresh(self.values[value.slot])
         if written:
             self.written.append((value, tensor))
         return tensor
@@ -91,7 +95,8 @@ class Run:
         result = call(*arguments, **keywords)
         outcome = Outcome(shape_of(operator, result))
         self.note_resized(outcome)
-        by_id = {id(self.tensors[slot]): index for index, slot in enumerate(signature.tensor_slots)}
+        order = {slot: index for index, slot in enumerate(signature.tensor_slots)}
+        by_id = {id(tensor): order[value.slot] for value, tensor in self.tensors.items()}
         self.taken = {tensor.untyped_storage()._cdata for tensor in self.tensors.values()}
         for entry in [] if outcome.shape == SHAPE_VOID else [result] if outcome.shape == SHAPE_SINGLE else result:
             outcome.results.append(self.describe(entry, by_id, outcome))
@@ -116,6 +121,7 @@ class Run:
             if id(entry) in by_id:
                 return ["a", by_id[id(entry)]]
             tensor = self.own(entry)
+            outcome.copied |= tensor is not entry
             outcome.new.append(tensor)
             code = tables().codes.get(tensor.dtype)
             if code is None:
@@ -131,24 +137,21 @@ class Run:
         """A new result with a storage of its own, on the device, from offset 0."""
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise Refusal(f"operator {self.signature.name} gave a tensor that is not strided, which is not carried")
-        if tensor.device != self.storages.device:
-            tensor = tensor.to(self.storages.device)
-        if tensor.is_conj():
-            tensor = tensor.resolve_conj()
-        if tensor.is_neg():
-            tensor = tensor.resolve_neg()
+        if tensor.device != self.storages.device or tensor.is_conj() or tensor.is_neg():
+            tensor = copied(tensor, self.storages.device)
         storage = tensor.untyped_storage()
         span = span_bytes(tuple(tensor.shape), tensor.stride(), tensor.element_size())
         if storage._cdata in self.taken or tensor.storage_offset() or storage.nbytes() > max(span, 1 << 12):
-            tensor = copy_like(tensor)
+            tensor = copied(tensor, self.storages.device)
             storage = tensor.untyped_storage()
         self.taken.add(storage._cdata)
         return tensor
 
 
-def copy_like(tensor: Tensor) -> Tensor:
-    """A copy with the same strides where they leave no holes and no overlap, else a dense one."""
-    return tensor.clone(memory_format=torch.preserve_format)
+def copied(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device with the same strides where they leave no holes and no overlap, else a dense one."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.clone(memory_format=torch.preserve_format) if tensor.device == device else tensor.to(device)
 
 
 def shape_of(operator, result) -> str:

@@ -231,12 +231,14 @@ class Session(Messages):
         """Runs a signature the careful way, on the processor where this device cannot and the client allows it."""
         signature.call = wrapped(signature.operator, self.engine.device)
         try:
-            return Run(signature, values, self.storages).execute(signature.call)
+            outcome = Run(signature, values, self.storages).execute(signature.call)
         except NotImplementedError:
             if not self.fallback or self.engine.device.type == "cpu":
                 raise
             signature.call = on_processor(signature.operator, self.engine.device)
-            return Run(signature, values, self.storages).execute(signature.call)
+            outcome = Run(signature, values, self.storages).execute(signature.call)
+        signature.copied = outcome.copied
+        return outcome
 
     def reply(self, value) -> None:
         """A reply whose body is a value."""

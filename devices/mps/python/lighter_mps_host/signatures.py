@@ -42,6 +42,7 @@ class Signature:
     __slots__ = (
         "arguments",
         "call",
+        "copied",
         "failure",
         "keywords",
         "name",
@@ -59,6 +60,7 @@ class Signature:
         self.tensor_slots = [index for index, kind in enumerate(slots) if kind == SLOT_TENSOR]
         self.operator = self.call = self.failure = self.struct = self.shape = self.results = None
         self.arguments, self.keywords = [], {}
+        self.copied = False
 
     def outputs(self) -> int:
         """New storages that each call makes."""
