@@ -26,8 +26,8 @@ use crate::host::Probe;
 use crate::service::{WorkerProgram, sandbox, spawn};
 use crate::text::{cut, with_causes};
 
-/// Longest that all Pythons together may take.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Longest that all Pythons together may take, where one alone may not take longer.
+const LIMIT: Duration = Duration::from_secs(70);
 /// Most folders that are taken from an answer.
 const MAX_FOLDERS: usize = 256;
 
@@ -102,7 +102,7 @@ pub fn as_probe(torch: &Result<Torch, Missing>, config: &MpsConfig) -> Probe {
 pub fn torch(config: &MpsConfig) -> Result<Torch, Missing> {
     let pythons = candidates(config, std::env::var_os("PATH").as_deref(), Path::new("/"))?;
     let memory = Memory::new(config);
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + LIMIT.max(config.probe_limit());
     let mut reasons = Vec::new();
     for python in &pythons {
         if let Some(torch) = memory.recall(python) {
@@ -192,11 +192,13 @@ pub(super) fn program(
     config: &MpsConfig,
     part: &str,
 ) -> Result<WorkerProgram, crate::service::SpawnError> {
-    // Without folders of its own Python reads no variable and no folder of the user's.
-    let isolated = if config.torch_path.is_empty() { "-I" } else { "-s" };
-    let args: [OsString; 4] =
-        [isolated.into(), "-B".into(), host_package(config).into(), OsString::from(part)];
-    WorkerProgram::new(python, args.into())
+    // Isolated: no variable and no folder of a user's is read. Nothing is written beside the package.
+    let mut args: Vec<OsString> =
+        vec!["-I".into(), "-B".into(), host_package(config).into(), OsString::from(part)];
+    for folder in &config.torch_path {
+        args.extend(["--path".into(), folder.into()]);
+    }
+    WorkerProgram::new(python, args)
 }
 
 /// The command that starts a Python, in a clean environment. By the open file, under the name by which it knows what
@@ -210,11 +212,6 @@ pub(super) fn command_for(program: &WorkerProgram, python: &Path, config: &MpsCo
         .env("LANG", "C.UTF-8")
         .env("HOME", "/nonexistent")
         .envs(&config.environment);
-    if !config.torch_path.is_empty()
-        && let Ok(path) = std::env::join_paths(&config.torch_path)
-    {
-        command.env("PYTHONPATH", path);
-    }
     command
 }
 

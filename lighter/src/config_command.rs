@@ -70,7 +70,7 @@ enum ConfigAction {
 
 /// Runs `lighter config`.
 pub(crate) fn run(args: &ConfigArgs, path: &Path) -> anyhow::Result<ExitCode> {
-    let changes = flag_changes(args);
+    let changes = flag_changes(args)?;
     match &args.action {
         Some(_) if !changes.is_empty() => bail!("give either device switches or a subcommand, not both"),
         None if !changes.is_empty() => change(path, &changes)?,
@@ -96,7 +96,7 @@ fn unknown_key<'a>(key: &str, known: impl Iterator<Item = &'a String>) -> String
     format!("no key {key:?} is set; the keys are {}", known.join(", "))
 }
 
-fn flag_changes(args: &ConfigArgs) -> Vec<(String, Option<String>)> {
+fn flag_changes(args: &ConfigArgs) -> anyhow::Result<Vec<(String, Option<String>)>> {
     let switches =
         [(Kind::Gpu, args.gpu), (Kind::Metal, args.metal), (Kind::Ane, args.ane), (Kind::Mps, args.mps)];
     let mut changes: Vec<_> = switches
@@ -107,10 +107,28 @@ fn flag_changes(args: &ConfigArgs) -> Vec<(String, Option<String>)> {
         })
         .collect();
     if let Some(python) = &args.torch_python {
-        let value = (!python.is_empty()).then(|| Value::from(python.as_str()).to_string());
-        changes.push(("mps.torch_python".to_owned(), value));
+        changes.push(("mps.torch_python".to_owned(), torch_python(python)?));
     }
-    changes
+    Ok(changes)
+}
+
+/// The value for a path as the user gave it: made absolute, and no link is followed, because a virtual environment's Python
+/// is one. `None` for an empty one.
+fn torch_python(python: &str) -> anyhow::Result<Option<String>> {
+    if python.is_empty() {
+        return Ok(None);
+    }
+    let path = std::path::absolute(python).with_context(|| format!("no usable path: {python:?}"))?;
+    let is_program = std::fs::metadata(&path).is_ok_and(|found| {
+        found.is_file() && std::os::unix::fs::PermissionsExt::mode(&found.permissions()) & 0o111 != 0
+    });
+    if !is_program {
+        bail!(
+            "{} is no program: give the path of a Python interpreter that has torch, as `which python3` prints it",
+            path.display()
+        );
+    }
+    Ok(Some(Value::from(path.display().to_string()).to_string()))
 }
 
 /// Applies the changes to the file as one, then tells a running daemon.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `lighter setup`: fetches what the host needs for a device, and removes it again.
 //!
-//! ane: ONNX Runtime's libraries ([`ane`]).
+//! ane: ONNX Runtime's libraries ([`ane`]). mps: a Python with PyTorch ([`mps`]).
 //! metal: an engine root, a folder with Debian's ggml and everything below it, for hosts whose own libraries are
 //! missing or older. The fetching is Debian's tools' work, driven by the scripts that the tests use too.
 
 mod ane;
+mod mps;
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -39,6 +40,8 @@ enum SetupDevice {
     Metal,
     /// ONNX Runtime
     Ane,
+    /// PyTorch
+    Mps,
 }
 
 const SCRIPTS: [(&str, &str); 3] = [
@@ -50,10 +53,13 @@ const SCRIPTS: [(&str, &str); 3] = [
 /// Runs `lighter setup`.
 pub(crate) fn run(args: &SetupArgs, config: &Config) -> anyhow::Result<ExitCode> {
     match args.device {
-        SetupDevice::Metal if args.openvino => bail!("--openvino is for `lighter setup ane`"),
-        SetupDevice::Ane if args.vulkan => bail!("--vulkan is for `lighter setup metal`"),
+        SetupDevice::Metal | SetupDevice::Mps if args.openvino => {
+            bail!("--openvino is for `lighter setup ane`")
+        }
+        SetupDevice::Ane | SetupDevice::Mps if args.vulkan => bail!("--vulkan is for `lighter setup metal`"),
         SetupDevice::Metal => metal(args, config),
         SetupDevice::Ane => ane::run(args.openvino, args.remove, config),
+        SetupDevice::Mps => mps::run(args.remove, config),
     }
 }
 

@@ -123,7 +123,9 @@ pub(crate) fn render(report: &StatusReport) -> String {
 fn used(usage: &Usage) -> String {
     let (engine_ms, held_mib) = (usage.engine_us / 1000, usage.held_bytes >> 20);
     let failed = if usage.errors == 0 { String::new() } else { format!(" ({} failed)", usage.errors) };
-    format!(", {} requests{failed}, {engine_ms} ms of the engine, {held_mib} MiB held", usage.calls)
+    // Not every device measures it.
+    let worked = if usage.engine_us == 0 { String::new() } else { format!(", {engine_ms} ms of the engine") };
+    format!(", {} requests{failed}{worked}, {held_mib} MiB held", usage.calls)
 }
 
 fn duration(seconds: u64) -> String {
@@ -161,6 +163,7 @@ mod tests {
     fn what_is_used_is_said_and_what_is_unknown_is_left_out() {
         let usage = Usage { calls: 7, errors: 2, engine_us: 1_500_000, held_bytes: 3 << 20 };
         assert_eq!(used(&usage), ", 7 requests (2 failed), 1500 ms of the engine, 3 MiB held");
+        assert_eq!(used(&Usage { engine_us: 0, ..usage }), ", 7 requests (2 failed), 3 MiB held");
         let grant = GrantLine { device: "d".into(), container: "c".into(), pid: 4, usage: None };
         let report = StatusReport {
             pid: 1,
