@@ -12,6 +12,7 @@ use crate::python::{Gil, Kept, Kind, Object, Raised};
 use crate::shims::Shims;
 use crate::stream::{Batch, Step, Stream, Written, watch_forks};
 use crate::tensors::Maker;
+use crate::views::TorchViews;
 
 /// The stream, which exists before `configure` and after the interpreter's end.
 pub(crate) static STREAM: Stream = Stream::new();
@@ -23,6 +24,7 @@ pub(crate) struct Core {
     pub(crate) shims: Shims,
     pub(crate) known: Known,
     pub(crate) maker: Maker,
+    pub(crate) torch_views: TorchViews,
     pub(crate) miss: Kept,
     /// Called after each operator where the user wants errors at once.
     pub(crate) sync_call: Option<Kept>,
@@ -68,6 +70,7 @@ impl Core {
         let core = Self {
             maker,
             shims,
+            torch_views: TorchViews::new(gil)?,
             known: Known::new(gil, settings.tensor.keep(), settings.parameter.keep())?,
             miss: settings.miss.keep(),
             sync_call: (!settings.sync_call.is_none()).then(|| settings.sync_call.keep()),

@@ -40,6 +40,13 @@ pub(crate) struct Known {
     pub(crate) device: Kept,
     /// torch.dtype, torch.memory_format and torch.layout: their objects live for ever, so an address names one.
     pub(crate) singletons: [Kept; 3],
+    pub(crate) strided: Kept,
+    /// Memory formats that ask for nothing: contiguous and preserve.
+    pub(crate) plain_formats: [Kept; 2],
+    /// torch.get_default_dtype.
+    pub(crate) default_dtype: Kept,
+    /// The types that the device has, and torch's number of each.
+    dtypes: Vec<(Kept, i32)>,
     /// Names of attributes.
     pub(crate) cdata: Kept,
     pub(crate) type_: Kept,
@@ -56,6 +63,10 @@ impl Known {
             tensor,
             parameter,
             device: kept(c"device")?,
+            strided: kept(c"strided")?,
+            plain_formats: [kept(c"contiguous_format")?, kept(c"preserve_format")?],
+            default_dtype: kept(c"get_default_dtype")?,
+            dtypes: known_dtypes(gil, torch.object()),
             singletons: [kept(c"dtype")?, kept(c"memory_format")?, kept(c"layout")?],
             cdata: gil.interned(c"_cdata")?,
             type_: gil.interned(c"type")?,
@@ -65,11 +76,39 @@ impl Known {
         })
     }
 
+    /// torch's number of a type that the device has.
+    pub(crate) fn dtype_code(&self, dtype: Object<'_>) -> Option<i32> {
+        self.dtypes.iter().find(|(known, _)| known.address() == dtype.pointer()).map(|(_, code)| *code)
+    }
+
     /// Whether it is exactly a tensor or a parameter: a subclass may mean anything.
     pub(crate) fn is_tensor(&self, object: Object<'_>) -> bool {
         let kind = object.kind().cast();
         kind == self.tensor.address() || kind == self.parameter.address()
     }
+}
+
+/// The types that new tensors often have; for float64 and complex128 there is an error to raise, which Python does.
+fn known_dtypes(gil: Gil<'_>, torch: Object<'_>) -> Vec<(Kept, i32)> {
+    let names: [(&CStr, i32); 11] = [
+        (c"float32", 6),
+        (c"float16", 5),
+        (c"bfloat16", 15),
+        (c"int64", INT64),
+        (c"int32", 3),
+        (c"bool", BOOL),
+        (c"uint8", 0),
+        (c"int16", 2),
+        (c"int8", 1),
+        (c"complex64", 9),
+        (c"complex32", 8),
+    ];
+    let found = names
+        .iter()
+        .filter_map(|(name, code)| Some((torch.attribute_named(name).ok()?.object().keep(), *code)));
+    let found = found.collect();
+    gil.forget_error();
+    found
 }
 
 /// How arguments are read.
@@ -147,6 +186,14 @@ impl Reader<'_> {
         let Some(word) = word else { return false };
         scratch.number(true, tag, word);
         true
+    }
+
+    /// Whether it is a tensor or parameter on the device whose elements are in memory as they read.
+    pub(crate) fn is_plain_on_device(&self, object: Object<'_>) -> bool {
+        self.known.is_tensor(object)
+            && tensors::of_object(self.known, object)
+                .and_then(|tensor| self.shims.device_and_dtype(&tensor))
+                .is_some_and(|(device, dtype)| device == DEVICE_MPS && self.is_resolved(object, dtype))
     }
 
     /// Whether the tensor's numbers are in memory as they read.

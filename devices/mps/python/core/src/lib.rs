@@ -19,6 +19,7 @@
 mod call;
 mod core;
 mod dlpack;
+mod factories;
 mod finalizer;
 mod guarded;
 mod kernel;

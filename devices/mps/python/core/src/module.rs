@@ -10,7 +10,7 @@ use crate::numbers::{ADDRESS_BITS, FREED};
 use crate::plan::Layout;
 use crate::python::{Gil, Kind, Object, Owned, Raised};
 use crate::thunks::THUNKS;
-use crate::{kernel, tensors, views};
+use crate::{factories, kernel, tensors, views};
 
 /// One function of the module: its Python name, and what answers.
 macro_rules! function {
@@ -39,6 +39,10 @@ function!(NEW_TENSOR, c"new_tensor", new_tensor);
 function!(ADDRESS, c"address", address);
 function!(NUMBER, c"number", number);
 function!(AS_STRIDED, c"as_strided", views::as_strided);
+function!(VIEW, c"view", views::view);
+function!(EMPTY, c"empty", factories::empty);
+function!(EMPTY_STRIDED, c"empty_strided", factories::empty_strided);
+function!(COPY, c"copy", factories::copy);
 function!(FREE_COUNT, c"free_count", free_count);
 function!(COUNTERS, c"counters", counters);
 function!(FORGET_PLANS, c"forget_plans", forget_plans);
@@ -47,7 +51,7 @@ function!(KERNEL, c"kernel", kernel::make);
 function!(THUNK_ADDRESSES, c"thunk_addresses", thunk_addresses);
 
 /// All of them.
-pub(crate) static FUNCTIONS: [&Definition; 15] = [
+pub(crate) static FUNCTIONS: [&Definition; 19] = [
     &CONFIGURE,
     &SET_SOCKET,
     &APPEND,
@@ -57,6 +61,10 @@ pub(crate) static FUNCTIONS: [&Definition; 15] = [
     &ADDRESS,
     &NUMBER,
     &AS_STRIDED,
+    &VIEW,
+    &EMPTY,
+    &EMPTY_STRIDED,
+    &COPY,
     &FREE_COUNT,
     &COUNTERS,
     &FORGET_PLANS,

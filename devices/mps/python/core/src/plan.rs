@@ -35,10 +35,14 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// What a tensor of it takes, or nothing where that cannot be counted: torch refuses to make such a one.
+    /// What a tensor of it takes; None where that cannot be counted.
+    pub(crate) fn checked_bytes(&self) -> Option<u64> {
+        span(&self.sizes, &self.strides)?.checked_mul(element_bytes(self.dtype)?)
+    }
+
+    /// As [`Layout::checked_bytes`], or nothing where torch is going to refuse to make such a tensor.
     pub(crate) fn bytes(&self) -> u64 {
-        let elements = span(&self.sizes, &self.strides).unwrap_or(0);
-        elements.saturating_mul(element_bytes(self.dtype).unwrap_or(0))
+        self.checked_bytes().unwrap_or(0)
     }
 }
 

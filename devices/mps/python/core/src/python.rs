@@ -266,7 +266,7 @@ impl<'a> Object<'a> {
         unsafe { Owned::take(self.1, ffi::PyObject_GetAttrString(self.pointer(), name.as_ptr())) }
     }
 
-    /// Calls it with up to four arguments.
+    /// Calls it with up to five arguments.
     pub(crate) fn call(self, arguments: &[Object<'_>]) -> Result<Owned<'a>, Raised> {
         let none = std::ptr::null_mut::<ffi::PyObject>();
         let at = |index: usize| arguments.get(index).map_or(none, |argument| argument.pointer());
@@ -274,8 +274,16 @@ impl<'a> Object<'a> {
         unsafe {
             Owned::take(
                 self.1,
-                ffi::PyObject_CallFunctionObjArgs(self.pointer(), at(0), at(1), at(2), at(3), none),
+                ffi::PyObject_CallFunctionObjArgs(self.pointer(), at(0), at(1), at(2), at(3), at(4), none),
             )
+        }
+    }
+
+    /// Calls it with a tuple of positional and a dict of keyword arguments.
+    pub(crate) fn call_with(self, positional: Object<'_>, keywords: Object<'_>) -> Result<Owned<'a>, Raised> {
+        // SAFETY: living objects; Python checks that they are a tuple and a dict.
+        unsafe {
+            Owned::take(self.1, ffi::PyObject_Call(self.pointer(), positional.pointer(), keywords.pointer()))
         }
     }
 

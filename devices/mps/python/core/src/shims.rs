@@ -187,6 +187,10 @@ impl Shims {
         Some(Metadata { device, dtype, sizes, strides, data: data as u64 })
     }
 
+    pub(crate) fn device_and_dtype(&self, tensor: &Tensor<'_>) -> Option<(i32, i32)> {
+        Some((Self::read(self.device_type, tensor, 0)?, self.dtype(tensor)?))
+    }
+
     pub(crate) fn dtype(&self, tensor: &Tensor<'_>) -> Option<i32> {
         Self::read(self.dtype, tensor, 0)
     }

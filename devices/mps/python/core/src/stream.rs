@@ -237,6 +237,18 @@ impl Stream {
         state.is_due()
     }
 
+    /// Puts an ALLOC on the stream; true when it is time to flush.
+    pub(crate) fn alloc(&self, number: Number, bytes: u64, dtype: u8) -> bool {
+        if is_child() {
+            return true;
+        }
+        let mut state = self.lock();
+        state.drain();
+        state.alloc(number, bytes, dtype);
+        self.wake_flusher(&mut state);
+        state.is_due()
+    }
+
     pub(crate) fn has_socket(&self) -> bool {
         !is_child() && self.lock().socket >= 0
     }
