@@ -119,15 +119,25 @@ class Messages:
         self.keep(signature, size, self.compile_and_call)
 
     def bind(self, made: list) -> None:
-        """BIND: the numbers of a RUN's new results, which must be the very next message."""
-        self.reader.fill(5)
-        kind = self.reader.buffer[self.reader.at]
-        self.reader.at += 1
-        (count,) = self.head(protocol.BIND)
+        """BIND: the numbers of a RUN's new results. Only FREEs may come before it: a client's tensors go at any moment."""
+        kind, count = self.kind_and_count()
+        while kind == protocol.FREE:
+            if count > protocol.MAX_STORAGE_NUMBER:
+                raise Violation(f"{count} storages are freed at once")
+            self.storages.free(self.numbers(count))
+            kind, count = self.kind_and_count()
         if kind != protocol.BIND or count != len(made):
             raise Violation(f"a RUN made {len(made)} results, and message {kind} with {count} follows, not their BIND")
         for (tensor, size), number in zip(made, self.numbers(count), strict=True):
             self.storages.put(number, tensor, size)
+
+    def kind_and_count(self) -> tuple:
+        """The start of a message that a list of numbers follows."""
+        self.reader.fill(5)
+        kind = self.reader.buffer[self.reader.at]
+        self.reader.at += 1
+        (count,) = self.head(protocol.BIND)
+        return kind, count
 
     def numbers(self, count: int) -> list:
         """So many numbers."""
