@@ -64,6 +64,24 @@ python_suite() {
 	esac
 }
 
+# The Python whose torch computes in the tests of the mps device: workers are other users, so it lies where they can read.
+torch_python() {
+	local mine system
+	need_program python3 python3
+	mine=$(python3 -c 'import sys; print(sys.version_info[:2])')
+	system=$(/usr/bin/python3 -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || true)
+	if [ "$mine" = "$system" ]; then echo /usr/bin/python3; else python3 -c 'import sys; print(sys.executable)'; fi
+}
+
+# mps_packages FOLDER: builds the core of lighter-mps, and packs it with the rest into the folder.
+mps_packages() {
+	local host
+	host=$(rustc -vV | sed -n 's/^host: //p')
+	# A container's Python loads it whatever this Python is: abi3.
+	cargo rustc --locked --profile core --target "$host" -p lighter-mps-core --lib --crate-type cdylib >&2
+	"$tools/mps-wheels" "$1" "${CARGO_TARGET_DIR:-$repo/target}/$host/core/liblighter_mps_core.so" >/dev/null
+}
+
 # write_section NAME: puts standard input into docs/benchmarks.md, in the place of the section that had the name.
 write_section() {
 	local name=$1 file=$repo/docs/benchmarks.md new
