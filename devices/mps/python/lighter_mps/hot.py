@@ -13,7 +13,7 @@ from struct import Struct
 import torch
 from lighter_mps_wire import protocol
 
-from . import tensors
+from . import signals, tensors
 
 OWN_FLUSHER = False
 MAX_PENDING_BYTES = 32 << 20
@@ -21,6 +21,8 @@ MAX_PENDING_BYTES = 32 << 20
 # Guards the buffer, the pool and the counters; never held while a reply is awaited.
 lock = threading.RLock()
 _buffer = bytearray()
+# Bytes at the buffer's head that are written already, a count for each write.
+_written: list = []
 _pool = tensors.Pool()
 _plans = []
 _layouts: dict = {}
@@ -73,12 +75,14 @@ def append(data) -> None:
 
 def pending() -> int:
     """Bytes that are not written yet."""
-    return len(_buffer)
+    return len(_buffer) - sum(_written)
 
 
 def flush() -> None:
-    """Writes the buffer. What an interrupt (a signal's exception) leaves unwritten stays at the buffer's head."""
+    """Writes the buffer. A signal's exception (KeyboardInterrupt) at any point leaves the stream in order."""
     with lock:
+        if _written:
+            _trim()
         if _pool.flag[0]:
             _pool.drain(_buffer)
         _State.pending_bytes = 0
@@ -87,20 +91,29 @@ def flush() -> None:
         if _State.socket < 0:
             _State.no_socket(0)
         data = memoryview(bytes(_buffer))
-        # An exception of a signal handler may come between a call's return and the use of its result; `extend(map())`
-        # stores the count inside one call, so that the count is never lost.
-        counts = []
         try:
-            while (sent := sum(counts)) < len(data):
-                counts.extend(map(os.write, (_State.socket,), (data[sent:],)))
+            # An exception may come between a call's return and the use of its result; `extend(map())` stores the
+            # count inside one call, so that it is never lost.
+            while (sent := sum(_written)) < len(data):
+                _written.extend(map(os.write, (_State.socket,), (data[sent:],)))
         except OSError as error:
-            _State.no_socket(error.errno)
+            # One without a number is raised by a signal's handler (TimeoutError).
+            if error.errno is not None:
+                _State.no_socket(error.errno)
             raise
-        finally:
-            sent = sum(counts)
-            del _buffer[:sent]
-            _State.bytes_sent += sent
-            _State.flushes += 1
+        _State.bytes_sent += len(data)
+        _State.flushes += 1
+        _trim()
+
+
+def _trim() -> None:
+    """Drops what is written; no signal's exception may come between the two steps."""
+    mask = signals.block()
+    try:
+        del _buffer[: sum(_written)]
+        _written.clear()
+    finally:
+        signals.restore(mask)
 
 
 def _layout(sizes, strides, code):

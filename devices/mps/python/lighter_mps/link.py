@@ -8,27 +8,23 @@ leaves the stream in order: the next request reads what is left of the old reply
 are final: every later use raises the same one sentence.
 """
 
+import errno
 import os
-import signal
 import socket
 import sys
 import threading
 import time
-from _signal import pthread_sigmask as _sigmask
 from array import array
 
 import torch
 from lighter_mps_wire import frames, protocol
 from lighter_mps_wire.values import WireError, decode
 
-from . import errors
+from . import errors, signals
 
 lock = threading.RLock()
 IDLE_SECONDS = 150e-6
 FLUSH_FROM_BYTES = 64 << 10
-# Those whose handlers raise in practice; plain numbers, since making enums of a mask costs more than the system call.
-_SIGNALS = (signal.SIGINT.value, signal.SIGTERM.value, signal.SIGALRM.value)
-_BLOCK, _RESTORE = int(signal.SIG_BLOCK), int(signal.SIG_SETMASK)
 MAX_REPLY_BYTES = 64 << 20
 
 
@@ -65,7 +61,7 @@ def connected() -> bool:
 def check() -> None:
     """Connects at first use; raises where the host is lost or this is a forked child."""
     if _State.lost is not None:
-        raise _State.lost
+        raise _lost_again()
     if _State.socket is None:
         _connect()
 
@@ -163,10 +159,10 @@ class _Reply:
         while (got := sum(self.got)) < len(view):
             self.got.extend(map(_State.socket.recv_into, (view[got:],)))
             if self.got[-1] == 0 and sum(self.got) < len(view):
-                raise ConnectionResetError("the host's worker is gone")
+                raise ConnectionResetError(errno.ECONNRESET, "the host's worker ended")
 
-    def finish(self):
-        """The body; raises the host's error."""
+    def finish(self) -> None:
+        """Reads what is left."""
         if self.status is None:
             self._fill(self.head)
             status, size = frames.REPLY.unpack(self.head)
@@ -180,32 +176,38 @@ class _Reply:
                 body = memoryview(bytearray(size))
             self.body, self.got, self.status = body, [0], status
         self._fill(self.body)
+
+
+    def result(self):
+        """The body; raises the host's error."""
         if self.status != protocol.OK:
             raise errors.from_reply(decode(self.body, MAX_REPLY_BYTES))
         return self.body
 
 
 def _await(reply: _Reply):
-    """Reads older replies, then this one; the caller holds `lock` and has put `reply` into `unread`."""
-    first_error = None
-    try:
-        while _State.unread:
-            oldest = _State.unread[0]
-            body = None
-            try:
-                body = oldest.finish()
-            except (OSError, WireError):
+    """Reads older replies, then this one; the caller holds `lock` and has put `reply` into `unread`.
+
+    Only `finish` may be interrupted, and it is called again then; an older reply's error is raised after all is read.
+    """
+    finished = []
+    while reply in _State.unread:
+        oldest = _State.unread[0]
+        try:
+            oldest.finish()
+        except OSError as error:
+            # An OSError without a number is one that a signal's handler raises (TimeoutError).
+            if error.errno is None:
                 raise
-            except Exception as error:
-                first_error = first_error or error
-            _State.unread.remove(oldest)
-            if oldest is reply:
-                break
-    except (OSError, WireError) as error:
-        _lose(error)
-    if first_error is not None:
-        raise first_error
-    return body
+            _lose(error)
+        except WireError as error:
+            _lose(error)
+        finished.append(oldest)
+        del _State.unread[0]
+    for older in finished:
+        if older is not reply:
+            older.result()
+    return reply.result()
 
 
 def _put(message, into=None) -> _Reply:
@@ -213,12 +215,12 @@ def _put(message, into=None) -> _Reply:
     no signal's exception may come between. (`pthread_sigmask` raises what is pending before it returns.)"""
     check()
     reply = _Reply(into)
-    mask = _sigmask(_BLOCK, _SIGNALS)
+    mask = signals.block()
     try:
         _State.hot.append(message)
         _State.unread.append(reply)
     finally:
-        _sigmask(_RESTORE, mask)
+        signals.restore(mask)
     return reply
 
 
@@ -233,7 +235,7 @@ def _ask(message, into=None):
 def send(message: bytes) -> None:
     """Puts whole messages on the stream; before the first connection they are kept for it."""
     if _State.lost is not None:
-        raise _State.lost
+        raise _lost_again()
     if _State.socket is None:
         _State.early += message
     else:
@@ -281,10 +283,15 @@ def wait() -> None:
 def no_socket(error_number: int) -> None:
     """The hot path found no socket, or writing failed."""
     if _State.lost is not None:
-        raise _State.lost
+        raise _lost_again()
     if error_number:
         _lose(OSError(error_number, os.strerror(error_number)))
     _connect()
+
+
+def _lost_again() -> Exception:
+    """A new exception each time, since a raised one collects tracebacks."""
+    return type(_State.lost)(str(_State.lost))
 
 
 def _lose(error: Exception) -> None:
@@ -296,7 +303,7 @@ def _lose(error: Exception) -> None:
     _State.unread.clear()
     _State.hot.set_socket(-1)
     _State.hot.forget_plans()
-    raise _State.lost from None
+    raise _lost_again() from None
 
 
 def _forked() -> None:

@@ -341,7 +341,8 @@ def _adopt(operator: Operator, call: Call, resized) -> None:
     for index, sizes, strides in resized:
         slot = call.tensor_slots[index]
         tensor = call.tensors[slot]
-        old = call.slots[slot]
+        # Held, so that its FREE does not come before the copy.
+        storage, old = tensor.untyped_storage(), call.slots[slot]
         _State.resize(tensor, sizes, strides)
         code = _codes[tensor.dtype]
         shapes = tuple(sizes), tuple(strides)
@@ -349,6 +350,7 @@ def _adopt(operator: Operator, call: Call, resized) -> None:
         if tensor.numel():
             copy = [0, "aten::copy_", "self:Tensor,src:Tensor", places, {}, "TT", [tensor.data_ptr(), old]]
             link.request(frames.message(protocol.RUN, body=wire.encode(copy)))
+        del storage
         known.append((call.places[slot], sizes, strides))
     if all(type(name) is str for name, _, _ in known) and not operator.facts().data_dependent:
         operator.out_sizes[_out_key(call)] = known
