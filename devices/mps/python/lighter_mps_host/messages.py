@@ -81,13 +81,12 @@ class Messages:
         self.keep(signature, size, self.define_and_call)
 
     def run(self, size: int) -> None:
-        """RUN, and the BIND that follows its reply."""
+        """RUN; its new results wait for a BIND, or go with the next RUN: the client was interrupted between the two."""
+        self.unbound = []
         fields = self.body(size)
         if type(fields) is not list or len(fields) != 7 or type(fields[6]) is not list:
             raise Violation("a RUN has the wrong form")
         signature = parse(fields, self.generators)
-        if signature.number in self.signatures:
-            raise Violation(f"signature {signature.number} is defined already")
         values = slot_values(signature.slots, fields[6])
         made = []
 
@@ -103,8 +102,7 @@ class Messages:
             return [outcome.shape, outcome.results, outcome.resized]
 
         self.answer(signature.name, produce)
-        if made:
-            self.bind(made)
+        self.unbound = made
 
     def learn(self, signature, outcome, size: int) -> None:
         """Keeps what a RUN gave as the prediction for CALLs."""
@@ -118,36 +116,18 @@ class Messages:
         signature.predict(outcome.shape, predicted)
         self.keep(signature, size, self.compile_and_call)
 
-    def bind(self, made: list) -> None:
-        """BIND: the numbers of a RUN's new results. Only FREEs may come before it: a client's tensors go at any moment."""
-        kind, count = self.kind_and_count()
-        while kind == protocol.FREE:
-            if count > protocol.MAX_STORAGE_NUMBER:
-                raise Violation(f"{count} storages are freed at once")
-            self.storages.free(self.numbers(count))
-            kind, count = self.kind_and_count()
-        if kind != protocol.BIND or count != len(made):
-            raise Violation(f"a RUN made {len(made)} results, and message {kind} with {count} follows, not their BIND")
+    def bind(self, count: int) -> None:
+        """BIND: the numbers of a RUN's new results. Other threads' messages may come between the two."""
+        made, self.unbound = self.unbound, []
+        if count != len(made):
+            raise Violation(f"a BIND of {count} numbers follows a RUN that made {len(made)} results")
         for (tensor, size), number in zip(made, self.numbers(count), strict=True):
             self.storages.put(number, tensor, size)
-
-    def kind_and_count(self) -> tuple:
-        """The start of a message that a list of numbers follows."""
-        self.reader.fill(5)
-        kind = self.reader.buffer[self.reader.at]
-        self.reader.at += 1
-        (count,) = self.head(protocol.BIND)
-        return kind, count
 
     def numbers(self, count: int) -> list:
         """So many numbers."""
         data = self.reader.take(8 * count)
         return [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
-
-    def bind_nothing(self, count: int) -> None:
-        """A BIND after a RUN without new results."""
-        if count:
-            raise Violation(f"a BIND of {count} numbers follows no RUN that made results")
 
     def allocate(self, number: int, size: int, code: int) -> None:
         """ALLOC."""
@@ -297,7 +277,7 @@ HANDLERS = {
     protocol.WAIT: Messages.wait,
     protocol.DEFINE: Messages.define,
     protocol.RUN: Messages.run,
-    protocol.BIND: Messages.bind_nothing,
+    protocol.BIND: Messages.bind,
     protocol.ALLOC: Messages.allocate,
     protocol.UPLOAD: Messages.upload,
     protocol.UPLOAD_RING: Messages.upload_from_ring,

@@ -19,7 +19,7 @@ def probe() -> int:
     except Exception as error:
         print(json.dumps({"missing": "torch", "reason": f"{type(error).__name__}: {error}"[:2000], **facts}))
         return 0
-    facts.update(torch=torch.__version__, devices=devices(torch), paths=paths(torch), libraries=libraries())
+    facts.update(torch=str(torch.__version__), devices=devices(torch), paths=paths(torch), libraries=libraries())
     print(json.dumps(facts))
     return 0
 

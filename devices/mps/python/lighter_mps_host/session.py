@@ -52,6 +52,8 @@ class Session(Messages):
         self.storages = Storages(engine.device, limits.max_bytes, limits.max_storages)
         self.generators, self.events = Generators(engine), Events(engine)
         self.callers, self.signatures = {}, {}
+        # Results of the last RUN that wait for their BIND.
+        self.unbound = []
         self.signature_bytes = 0
         self.sticky = None
         self.ring = None
@@ -192,15 +194,20 @@ class Session(Messages):
         self.counters.last_error = f"{failure.operator}: {failure.message}"[:500]
 
     def keep(self, signature: Signature, body_bytes: int, first) -> None:
-        """Lets a signature be called; `first` runs its first CALL and puts the compiled caller in its place."""
+        """Lets a signature be called, in the place of an older one with its number, if any.
+
+        `first` runs its first CALL and puts the compiled caller in its place.
+        """
+        number = signature.number
+        if number == 0:
+            raise Violation("signature 0 is defined, which no CALL can name")
+        older = self.signatures.pop(number, None)
         if len(self.signatures) >= self.limits.max_signatures:
             raise Violation(f"more than {self.limits.max_signatures} signatures")
-        self.signature_bytes += body_bytes
+        signature.body_bytes = body_bytes
+        self.signature_bytes += body_bytes - (older.body_bytes if older else 0)
         if self.signature_bytes > MAX_SIGNATURE_BYTES:
             raise Violation(f"signatures of more than {MAX_SIGNATURE_BYTES} bytes together")
-        number = signature.number
-        if number == 0 or number in self.signatures:
-            raise Violation(f"signature {number} is 0 or defined already")
         self.signatures[number] = signature
         self.callers[number] = (signature.struct.size, lambda buffer, at: first(signature, buffer, at))
 

@@ -41,6 +41,7 @@ class Signature:
 
     __slots__ = (
         "arguments",
+        "body_bytes",
         "call",
         "copied",
         "failure",

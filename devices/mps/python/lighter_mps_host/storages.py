@@ -163,15 +163,14 @@ class Storages:
         self.put(number, torch.empty(size // item_bytes, dtype=dtype, device=self.device), size)
 
     def free(self, numbers) -> None:
-        """FREE."""
+        """FREE. Unknown numbers are passed over: a client may be interrupted between taking a number and using it."""
         heap, held = self.heap, 0
         for number in numbers:
             entry = heap.pop(number, None)
-            if entry is None:
-                raise Violation(f"storage {number} is freed but does not exist")
-            held += entry[BYTES]
-            if len(entry) > FIRST_VIEW:
-                drop_views(entry)
+            if entry is not None:
+                held += entry[BYTES]
+                if len(entry) > FIRST_VIEW:
+                    drop_views(entry)
         self.held[0] -= held
 
     def resized(self, number: int) -> None:

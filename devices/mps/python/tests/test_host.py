@@ -106,6 +106,33 @@ class Operators(HostCase):
         client.free(*numbers)
         self.assertEqual(client.wait(), None)
 
+    def test_results_without_numbers_wait_and_go_with_the_next_run(self):
+        client = self.client
+        a = client.upload([1, 2])
+        before = client.query(protocol.QUERY_MEMORY)
+        body = encode([0, *MUL, [tensor(0, [2]), tensor(1, [2])], {}, "TT", [address(a), address(a)]])
+        for _ in range(2):
+            client.ask(protocol.RUN, body=body)
+            # Another thread's tensors come and go meanwhile; a number that was never used may be freed.
+            other = client.alloc(8)
+            client.free(other, 7_000_000)
+            client.wait()
+        number = client.next_number()
+        client.send(frames.numbers(protocol.BIND, [number]))
+        self.assertEqual(client.floats(number, [2]), [1, 4])
+        client.free(number)
+        self.assertEqual(client.query(protocol.QUERY_MEMORY), before)
+
+    def test_a_signature_may_be_defined_anew(self):
+        client = self.client
+        a = client.upload([1, 2])
+        kept = client.define(*MUL, [tensor(0, [2]), tensor(1, [2])], slots="TT", results=[new([2])])
+        for expected in ([1, 4], [2, 4]):
+            number = client.next_number()
+            client.call(kept, "TT", [address(a), address(a)], [number])
+            self.assertEqual(client.floats(number, [2]), expected)
+            client.define(ADD[0], "self:Tensor,other:Tensor", [tensor(0, [2]), tensor(1, [2])], slots="TT", results=[new([2])], signature=kept)
+
     def test_factories_are_made_on_the_device(self):
         keywords = {"dtype": Dtype(F32), "layout": Layout(), "device": Device(1), "pin_memory": False}
         kinds = "size:List[int],*dtype:Optional[int],*layout:Optional[int],*device:Optional[Device],*pin_memory:Optional[bool]"
