@@ -185,13 +185,15 @@ def close() -> None:
 class _Plan:
     """What a call with a known key does."""
 
-    __slots__ = ("pack", "signature", "layout", "kind", "outputs", "bytes")
+    __slots__ = ("pack", "signature", "layout", "place", "kind", "outputs", "bytes")
 
     def __init__(self, plan, slots):
         self.signature, self.kind, outputs = plan
         self.outputs = [_layout(*entry) if type(entry) is tuple else entry for entry in outputs]
         layouts = [entry for entry in self.outputs if type(entry) is tensors.Layout]
+        # The two common forms: one new tensor, or the argument at this place.
         self.layout = self.outputs[0] if self.kind == "s" and layouts else None
+        self.place = self.outputs[0] if self.kind == "s" and type(self.outputs[0]) is int else None
         self.bytes = sum(layout.bytes for layout in layouts)
         kinds = "".join("d" if type(slot) is float else "q" for slot in slots)
         self.pack = Struct("<BI" + kinds + "q" * len(layouts)).pack
@@ -294,10 +296,12 @@ def kernel(index, dynamic_positions, dynamic_keywords, never_cache, lazy):
                 drain(buffer)
             if not buffer:
                 state.arm()
-            layout = plan.layout
-            if layout is not None:
-                result, number = make(layout)
+            if plan.layout is not None:
+                result, number = make(plan.layout)
                 extend(plan.pack(call_code, plan.signature, *slots, number))
+            elif plan.place is not None:
+                result = args[plan.place]
+                extend(plan.pack(call_code, plan.signature, *slots))
             else:
                 message, result = plan.results(args, kwargs, slots)
                 extend(message)

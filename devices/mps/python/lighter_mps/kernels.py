@@ -11,6 +11,7 @@ Called once at import, after the takeover and before `surface`. Which operator i
 
 import functools
 import re
+import warnings
 
 import torch
 
@@ -118,7 +119,13 @@ def install(hot) -> int:
     copies.install(hot, make(hot, "aten::copy_", schemas["aten::copy_"]), make(hot, "aten::fill_.Scalar", schemas["aten::fill_.Scalar"]))
     library = torch.library.Library("aten", "IMPL", "MPS")
     _libraries.append(library)
-    register = _registrar(library)
+    with warnings.catch_warnings():
+        # Some versions of torch take an operator's kernel for the processor for one of this device.
+        warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel")
+        return _register_all(hot, _registrar(library), schemas)
+
+
+def _register_all(hot, register, schemas: dict) -> int:
     table = local.table()
     for base, function in table.items():
         if "aten::" + base in schemas:
@@ -137,15 +144,14 @@ def _registrar(library):
     """`Library.impl` checks each name in Python, which is half of the time of an import; the binding below it is
     called directly, with the arguments that this torch wants."""
     binding = library.m
+    rest = []
 
     def register(base: str, function) -> None:
-        binding.impl(base, "MPS", function)
-
-    try:
-        binding.impl("as_strided", "MPS", local.table()["as_strided"])
-    except TypeError:
-
-        def register(base: str, function) -> None:
-            binding.impl(base, "MPS", function, False)
+        try:
+            binding.impl(base, "MPS", function, *rest)
+        except TypeError:
+            # Some torch versions have no default for the last argument, which asks for the dispatch keys.
+            rest.append(False)
+            binding.impl(base, "MPS", function, *rest)
 
     return register
