@@ -4,6 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// Memory of the host.
 pub(crate) fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
@@ -15,6 +17,14 @@ pub(crate) fn memory_bytes() -> u64 {
 /// Processors that this process may use. More threads than that wait for each other at every step.
 pub(crate) fn processors() -> Option<u16> {
     std::thread::available_parallelism().ok().and_then(|count| u16::try_from(count.get()).ok())
+}
+
+/// Lets this process, and workers after it, have as many descriptors as it may; returns how many that are.
+pub(crate) fn raise_descriptor_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let got = if setrlimit(Resource::Nofile, most).is_ok() { limit.maximum } else { limit.current };
+    got.and_then(|got| usize::try_from(got).ok()).unwrap_or(usize::MAX)
 }
 
 /// What any process that loads system libraries and drivers reads, of the system below this folder.

@@ -27,7 +27,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lighter_wire::{GrantId, Kind, ServiceReport, StreamOffer};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::MetalConfig;
 use super::readings::Readings;
@@ -119,7 +118,7 @@ impl MetalService {
         let limits = Limits {
             bytes: config.max_shared_bytes.unwrap_or_else(|| crate::system::memory_bytes() / 4 * 3),
             // The other half is for streams, workers and the log.
-            count: raise_descriptor_limit() / 2,
+            count: crate::system::raise_descriptor_limit() / 2,
         };
         tracing::info!(
             sandbox = if config.sandbox { sandbox::describe() } else { "off".to_owned() },
@@ -213,12 +212,4 @@ fn compose(
         totals.insert("cache_bytes".to_owned(), bytes);
     }
     ServiceReport { engine, containers, totals, troubles }
-}
-
-/// Lets this process, and workers after it, have as many descriptors as it may; returns how many that are.
-fn raise_descriptor_limit() -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    let got = if setrlimit(Resource::Nofile, most).is_ok() { limit.maximum } else { limit.current };
-    got.and_then(|got| usize::try_from(got).ok()).unwrap_or(usize::MAX)
 }

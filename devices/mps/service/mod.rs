@@ -35,6 +35,7 @@ use crate::service::{ReportAnswer, RevokeAnswer, Service, sandbox, serve};
 
 use self::engines::Engines;
 use self::nursery::Nursery;
+use self::refuse::Refused;
 use self::warden::Warden;
 
 /// Why the service cannot go on.
@@ -59,6 +60,8 @@ pub fn run(control: OwnedFd, config: MpsConfig) -> Result<(), MpsServiceError> {
         spare = config.spare,
         "mps service starts"
     );
+    // Each stream takes some.
+    crate::system::raise_descriptor_limit();
     let shared = Arc::new(Shared {
         config,
         engines: Engines::default(),
@@ -118,6 +121,7 @@ impl MpsService {
             inbox,
             readings: Arc::clone(&readings),
             streams: BTreeMap::new(),
+            refused: Refused::default(),
             crashes: Crashes::new(
                 config.crash_limit,
                 Duration::from_secs(config.crash_window_s),

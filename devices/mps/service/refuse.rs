@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Tells a client why it is not served, in the form of the stream's first answer, which a worker would have given.
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
-use rustix::net::{SendFlags, send};
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::nursery::is_readable;
 
 const MAGIC: &[u8] = b"LMPS";
 const VERSION: u16 = 1;
@@ -13,10 +18,48 @@ const TAG_STR: u8 = 6;
 const TAG_DICT: u8 = 9;
 /// Most bytes of a reason.
 const MAX_REASON_BYTES: usize = 1024;
+/// How long a client may take to greet.
+const GREETING_LIMIT: Duration = Duration::from_secs(5);
+/// Most clients of one container whose greetings are waited for.
+const MAX_WAITING: usize = 64;
 
-/// Sends the reason; whether the client reads it is its own matter. It is gone as soon as the socket is dropped.
-pub(super) fn refuse(socket: &OwnedFd, reason: &str) {
-    let _ = send(socket, &answer(reason), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+/// Refused clients that have not greeted yet. Closed before its greeting, a client would find a broken connection where
+/// it is to read the reason.
+#[derive(Debug, Default)]
+pub(super) struct Refused(VecDeque<(OwnedFd, Instant)>);
+
+impl Refused {
+    /// Sends the reason; whether the client reads it is its own matter.
+    pub(super) fn add(&mut self, socket: OwnedFd, reason: &str) {
+        let _ = send(&socket, &answer(reason), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        if self.0.len() == MAX_WAITING {
+            self.0.pop_front();
+        }
+        self.0.push_back((socket, Instant::now() + GREETING_LIMIT));
+    }
+
+    /// What is to be watched.
+    pub(super) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.0.iter().map(|(socket, _)| PollFd::new(socket, PollFlags::IN))
+    }
+
+    /// When the first of them has had its time.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.0.front().map(|(_, deadline)| *deadline)
+    }
+
+    /// Lets go of those who have greeted or had their time.
+    pub(super) fn look_after(&mut self) {
+        let now = Instant::now();
+        self.0.retain(|(socket, deadline)| {
+            let has_greeted = is_readable(socket);
+            if has_greeted {
+                // What is left unread breaks the connection at its end.
+                let _ = recv(socket, &mut [0; 4096], RecvFlags::DONTWAIT);
+            }
+            !has_greeted && *deadline > now
+        });
+    }
 }
 
 /// `{"reason": …}` behind the head of an answer to a greeting.

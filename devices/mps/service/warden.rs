@@ -20,7 +20,7 @@ use super::super::readings::Readings;
 use super::Shared;
 use super::live::{Heard, Live, Phase};
 use super::nursery::{Door, Wanted, is_readable, live_fds, wait_for};
-use super::refuse::refuse;
+use super::refuse::Refused;
 use crate::host::Probe;
 use crate::service::crashes::Crashes;
 use crate::service::limiter::{Limiter, Verdict};
@@ -51,6 +51,7 @@ pub(super) struct Warden {
     pub(super) inbox: Inbox<Infallible>,
     pub(super) readings: Arc<Mutex<Readings>>,
     pub(super) streams: BTreeMap<u64, Serving>,
+    pub(super) refused: Refused,
     pub(super) crashes: Crashes,
     /// Of the service's own lines about the container.
     pub(super) limiter: Limiter,
@@ -83,6 +84,7 @@ impl Warden {
                 }
             }
             self.wait();
+            self.refused.look_after();
             let streams: Vec<u64> = self.streams.keys().copied().collect();
             for stream in streams {
                 self.look_after(stream);
@@ -97,7 +99,9 @@ impl Warden {
     fn wait(&self) {
         let mut fds = vec![PollFd::new(self.inbox.wake(), PollFlags::IN)];
         fds.extend(self.streams.values().flat_map(|one| live_fds(&one.live)));
-        wait_for(&mut fds, self.streams.values().filter_map(|one| one.live.deadline()).min());
+        fds.extend(self.refused.fds());
+        let deadlines = self.streams.values().filter_map(|one| one.live.deadline());
+        wait_for(&mut fds, deadlines.chain(self.refused.deadline()).min());
         if fds.first().is_some_and(|fd| !fd.revents().is_empty()) {
             self.inbox.reset();
         }
@@ -124,7 +128,7 @@ impl Warden {
                 }
             }
             Err(Refusal { reason, to_client }) => {
-                refuse(&socket, &to_client);
+                self.refused.add(socket, &to_client);
                 self.readings().refused(&reason);
                 self.warn(&format!("stream {} is refused: {reason}", offer.stream));
             }
@@ -311,8 +315,8 @@ impl Warden {
         let Some(mut serving) = self.remove(stream) else { return };
         let pid = serving.live.process.pid();
         let text = format!("worker broke: {what}{}", serving.live.process.obituary());
-        if let Some(socket) = &serving.socket {
-            refuse(socket, "the host's torch did not start; the log of lighter there says more");
+        if let Some(socket) = serving.socket.take() {
+            self.refused.add(socket, "the host's torch did not start; the log of lighter there says more");
         }
         drop(serving);
         tracing::error!(container = self.container, stream, pid, "{text}");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Real workers: lighter's package with a real torch, under all restrictions. `LIGHTER_TEST_TORCH` names a folder with
-//! torch for this machine's Python (`tools/torch VERSION` prints it).
+//! torch for this machine's Python (`tools/torch VERSION` prints it), `LIGHTER_TEST_ENGINE` another engine than the
+//! processor.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -30,7 +31,7 @@ fn start(folder: &Path, torch: PathBuf, spare: bool) -> Running {
     Running::with(|config| {
         config.host_package = Some(package);
         config.torch_path = vec![torch];
-        config.engine = "cpu".to_owned();
+        config.engine = engine();
         config.threads = Some(1);
         config.spare = spare;
         // Tests share their machine with what else is built and run there.
@@ -45,6 +46,10 @@ fn torch() -> Option<PathBuf> {
         eprintln!("SKIPPED: LIGHTER_TEST_TORCH names no folder with torch");
     }
     found
+}
+
+fn engine() -> String {
+    std::env::var("LIGHTER_TEST_ENGINE").unwrap_or_else(|_| "cpu".to_owned())
 }
 
 /// A client's greeting, with an empty account of itself.
@@ -86,7 +91,7 @@ fn a_real_worker_serves_in_the_sandbox_and_its_end_is_counted() {
     let EngineState::Available { name, version } = service.report().engine else {
         panic!("{:?}", service.report())
     };
-    assert!(name.starts_with("cpu (") && version.contains("(Python 3."), "{name} {version}");
+    assert!(name.starts_with(&engine()) && version.contains("(Python 3."), "{name} {version}");
     let mut stream = greet(&service, "a");
     stream.write_all(&allocation(1, 1 << 20)).unwrap();
     assert_eq!(call(&mut stream, WAIT).0, 0);
