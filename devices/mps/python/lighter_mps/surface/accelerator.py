@@ -60,7 +60,7 @@ def _functions() -> dict:
 
     def memory_info(_index=0):
         held = figures()["driver_bytes"]
-        total = int(messages.query(protocol.QUERY_DEVICE).get("recommended_max_bytes") or 0)
+        total = int(messages.query(protocol.QUERY_DEVICE)["max_bytes"])
         return max(total - held, 0), total
 
     return {
