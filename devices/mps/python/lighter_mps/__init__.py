@@ -42,10 +42,10 @@ def _install() -> None:
         settings = _settings.read()
         from . import takeover
 
-        takeover.install()
+        hot = _hot = _choose(settings)
+        takeover.install(hot if hasattr(hot, "thunk_addresses") else None)
         from . import kernels, link, local, ring, signatures
 
-        hot = _hot = _choose(settings)
         hot.configure(
             os.path.join(os.path.dirname(torch.__file__), "lib"),
             torch.Tensor,

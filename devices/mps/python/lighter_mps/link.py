@@ -84,7 +84,7 @@ def _connect() -> None:
         if _State.early:
             _State.hot.append(bytes(_State.early))
             _State.early.clear()
-        if not _State.hot.OWN_FLUSHER:
+        if not getattr(_State.hot, "OWN_FLUSHER", True):
             _start_flusher()
 
 
@@ -316,7 +316,11 @@ def _forked() -> None:
         "lighter-mps: mps tensors cannot be used in a forked child process; "
         "use multiprocessing with the start method 'spawn', or keep the mps device to the parent"
     )
-    _State.hot.after_fork()
+    if hasattr(_State.hot, "after_fork"):
+        _State.hot.after_fork()
+    else:
+        _State.hot.set_socket(-1)
+        _State.hot.forget_plans()
     if _State.socket is not None:
         _State.socket.close()
 

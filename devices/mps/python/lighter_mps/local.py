@@ -170,23 +170,29 @@ def _no(*_args, **_kwargs) -> bool:
     return False
 
 
+def _native(name: str, *functions):
+    """The core's own form of an operator, which falls back to ours for what is rare; None where there is no core."""
+    made = getattr(_State.hot, name, None)
+    return made(*functions) if made and functions else made
+
+
 def table() -> dict:
     """Every operator that is done here, by its name without the namespace."""
     return {
         "as_strided": _State.hot.as_strided,
-        "view": getattr(_State.hot, "view", None) or on_cpu(_aten.view.default),
+        "view": _native("view") or on_cpu(_aten.view.default),
         "unfold": on_cpu(_aten.unfold.default),
         "_reshape_alias": on_cpu(_aten._reshape_alias.default),
         "view_as_real": on_cpu(_aten.view_as_real.default),
         "view_as_complex": on_cpu(_aten.view_as_complex.default),
         "is_set_to": on_cpu(_aten.is_set_to.default),
-        "empty.memory_format": empty,
-        "empty_strided": empty_strided,
+        "empty.memory_format": _native("empty", empty) or empty,
+        "empty_strided": _native("empty_strided", empty_strided) or empty_strided,
         "_efficientzerotensor": zero_tensor,
         "arange": arange,
         "arange.start": arange_start,
         "arange.start_step": arange_step,
-        "copy_": copies.copy_,
+        "copy_": _native("copy", copies.copy_, copies.device_copy()) or copies.copy_,
         "_copy_from": copies.copy_from,
         "_copy_from_and_resize": copies.copy_from_and_resize,
         "_local_scalar_dense": copies.local_scalar_dense,
