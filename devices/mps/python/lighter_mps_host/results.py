@@ -83,15 +83,19 @@ class Run:
             self.written.append((value, tensor))
         return tensor
 
+    def fill_all(self) -> tuple:
+        """All arguments, by position and by keyword."""
+        signature, written = self.signature, self.signature.operator.written
+        names = signature.operator.positional
+        arguments = [
+            self.fill(value, name in written) for name, value in zip(names, signature.arguments, strict=False)
+        ]
+        return arguments, {name: self.fill(value, name in written) for name, value in signature.keywords.items()}
+
     def execute(self, call) -> Outcome:
         """Calls the operator; raises what it raises."""
+        arguments, keywords = self.fill_all()
         signature, operator = self.signature, self.signature.operator
-        names = operator.positional
-        arguments = [
-            self.fill(value, name in operator.written)
-            for name, value in zip(names, signature.arguments, strict=False)
-        ]
-        keywords = {name: self.fill(value, name in operator.written) for name, value in signature.keywords.items()}
         result = call(*arguments, **keywords)
         outcome = Outcome(shape_of(operator, result))
         self.note_resized(outcome)

@@ -16,6 +16,7 @@ import torch
 from lighter_mps_wire import frames, protocol
 from lighter_mps_wire.values import WireError, decode, encode
 
+from .bindings import quick
 from .bulk import Ring
 from .callers import caller
 from .errors import Failed, Failure, Violation, failure_of
@@ -31,6 +32,8 @@ from .things import Events, Generators
 MAX_SIGNATURE_BYTES = 64 << 20
 # A client that does not read the last reply is not waited for.
 LAST_REPLY_SECONDS = 1.0
+# Most signatures are called a few times, or very often.
+CALLS_BEFORE_QUICK = 8
 HEAD = Struct("<BI")
 U64S = {}
 
@@ -212,8 +215,29 @@ class Session(Messages):
         self.callers[number] = (signature.struct.size, lambda buffer, at: first(signature, buffer, at))
 
     def compile_and_call(self, signature: Signature, buffer, at: int) -> None:
-        """The first CALL of a signature that ran before."""
+        """The first CALL of a signature that ran before; after some more a quicker way to call it is looked for."""
         call = caller(signature, self.storages, signature.call)
+        left = CALLS_BEFORE_QUICK
+
+        def counted(buffer, at):
+            nonlocal left
+            left -= 1
+            if left:
+                call(buffer, at)
+            else:
+                self.quicken(signature, call, buffer, at)
+
+        self.callers[signature.number] = (signature.struct.size, counted)
+        call(buffer, at)
+
+    def quicken(self, signature: Signature, call, buffer, at: int) -> None:
+        """Replaces a caller by one with torch's quick function for the operator, where there is one."""
+        if signature.call is signature.operator.call:
+            fields = signature.struct.unpack_from(buffer, at)
+            run = Run(signature, fields[2 : 2 + len(signature.slots)], self.storages)
+            function = quick(signature.operator, *run.fill_all())
+            if function is not None:
+                call = caller(signature, self.storages, function)
         self.callers[signature.number] = (signature.struct.size, call)
         call(buffer, at)
 

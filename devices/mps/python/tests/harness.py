@@ -96,7 +96,7 @@ class Worker:
                 raise TimeoutError("the worker did not report")
             return self.counters.get(number)
 
-    def wait_ended(self, timeout=60):
+    def wait_ended(self, timeout=300):
         """How the stream ended: {"stream": …, "reason": …}."""
         with self.lock:
             if not self.answered.wait_for(lambda: self.ended is not None, timeout):

@@ -28,7 +28,7 @@ class Client:
 
     def __init__(self, host, ring_bytes=0, env=None, hello=True):
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(60)
+        self.socket.settimeout(300)
         self.socket.connect(host.path)
         self.number = self.signature = 0
         self.ring = None
