@@ -45,7 +45,7 @@ def prepare(libraries: Libraries, layout: Layout, thunks: "dict[int, int]") -> "
     if not cpu:
         raise TakeoverError("torch has no device guard for the CPU, so this build of it is not complete; use a torch wheel from PyPI")
     table, = read_words(cpu, 1)
-    methods = copy_table(libraries, table, len(layout.guard), "device guard")
+    methods = copy_table(libraries, table, layout, len(layout.guard), "device guard")
     header, methods = methods[:2], methods[2:]
     for slot, name in enumerate(layout.guard):
         if name in _RESULTS:
@@ -70,7 +70,7 @@ def counts_agree(libraries: Libraries, layout: Layout) -> bool:
     return min(lengths, default=0) == len(layout.guard)
 
 
-def copy_table(libraries: Libraries, table: int, count: int, what: str) -> "list[int]":
+def copy_table(libraries: Libraries, table: int, layout: Layout, count: int, what: str) -> "list[int]":
     """A vtable: its two words before the methods, and `count` methods, each of which is an address in a library."""
     words = read_words(table - 16, 2)
     if words[0] != 0 or not libraries.file(words[1]):
@@ -79,7 +79,7 @@ def copy_table(libraries: Libraries, table: int, count: int, what: str) -> "list
         word, = read_words(table + 8 * slot, 1)
         if not libraries.is_code(word):
             raise TakeoverError(
-                f"torch's {what} has {slot} methods where its headers have {count}: headers and libraries are of different versions; reinstall torch"
+                f"torch's {what} ends after {slot} methods, and by {layout.source} there are {count}: {layout.disagreement()}"
             )
         words.append(word)
     return words

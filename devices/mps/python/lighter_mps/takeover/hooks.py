@@ -54,23 +54,22 @@ def prepare(libraries: Libraries, layout: Layout, thunks: "dict[int, int]", abse
     size = libraries.size(symbol)
     if size != 8 * (len(layout.mps) + 2):
         raise TakeoverError(
-            f"torch's mps hooks have {size // 8 - 2} methods where {layout.source} give {len(layout.mps)}: "
-            "torch's headers and libraries are of different versions; reinstall torch"
+            f"torch's mps hooks have {size // 8 - 2} methods, and by {layout.source} they should have {len(layout.mps)}: {layout.disagreement()}"
         )
     hooks = libraries.call("_ZN2at6detail11getMPSHooksEv")
     if not hooks or read_words(hooks, 1)[0] != libraries.address(symbol) + 16:
         raise TakeoverError("torch's mps hooks are not those of a build without Metal, so another package has replaced them; do not import it together with lighter_mps")
-    writes = [_replace(libraries, hooks, layout.mps, {name: thunks[value] for name, value in _MPS_RESULTS.items()}, "mps hooks")]
+    writes = [_replace(libraries, hooks, layout, layout.mps, {name: thunks[value] for name, value in _MPS_RESULTS.items()}, "mps hooks")]
     if absent is not None:
         getter = f"get{absent.upper()}Hooks"
         hooks = libraries.call(f"_ZN2at6detail{len(getter)}{getter}Ev")
-        writes.append(_replace(libraries, hooks, layout.accelerator, {"isBuilt": thunks[0]}, f"{absent} hooks"))
+        writes.append(_replace(libraries, hooks, layout, layout.accelerator, {"isBuilt": thunks[0]}, f"{absent} hooks"))
     return writes
 
 
-def _replace(libraries: Libraries, hooks: int, slots: "list[str]", methods: "dict[str, int]", what: str) -> Write:
+def _replace(libraries: Libraries, hooks: int, layout: Layout, slots: "list[str]", methods: "dict[str, int]", what: str) -> Write:
     table, = read_words(hooks, 1)
-    words = copy_table(libraries, table, len(slots), what)
+    words = copy_table(libraries, table, layout, len(slots), what)
     # A class derived from the hooks' may have more methods than are known here: they are kept too, up to the end of the vtable.
     while libraries.is_code(word := read_words(table + 8 * (len(words) - 2), 1)[0]):
         words.append(word)

@@ -16,6 +16,7 @@ from .known import KNOWN
 _GUARD = ("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
 _ACCELERATOR = ("ATen/detail/AcceleratorHooksInterface.h", "AcceleratorHooksInterface")
 _MPS = ("ATen/detail/MPSHooksInterface.h", "MPSHooksInterface")
+_TABLE = "the table of lighter-mps"
 
 # The methods without which a layout is not the one of the class in question.
 _GUARD_METHODS = ("type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice", "getStream", "exchangeStream", "deviceCount")
@@ -39,6 +40,12 @@ class Layout:
         text = ";".join(" ".join(slots) for slots in (self.guard, self.accelerator, self.mps))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def disagreement(self) -> str:
+        """What it means that the libraries are not of this order, and what to do."""
+        if self.source == _TABLE:
+            return "this is not the torch release that its version says; install its headers (Debian: libtorch-dev) or a torch wheel from PyPI"
+        return "torch's headers and libraries are of different versions; reinstall torch"
+
     def is_known(self, version: "tuple[int, int]") -> bool:
         """Is this the order that lighter-mps was tested with for that torch?"""
         known = known_layout(version)
@@ -50,7 +57,7 @@ def known_layout(version: "tuple[int, int]") -> "Layout | None":
     found = KNOWN.get(version)
     if found is None:
         return None
-    return Layout(*(text.split() for text in found), "the table of lighter-mps")
+    return Layout(*(text.split() for text in found), _TABLE)
 
 
 def read(include: str) -> "Layout | None":
