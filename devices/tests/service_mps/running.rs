@@ -18,9 +18,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 /// For what must happen; a test that fails waits this long.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// The Python of this machine, by its own path.
+/// The Python of this machine, by its own path: the one that the torch of the tests is for, where there is one.
 pub(crate) fn python() -> PathBuf {
-    let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
+    let python = std::env::var_os("LIGHTER_TEST_TORCH_PYTHON").unwrap_or_else(|| "python3".into());
+    let output = Command::new(python).args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
     PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
 }
 
