@@ -51,6 +51,8 @@ pub(crate) struct Settings<'a> {
     pub(crate) sync_call: Object<'a>,
     pub(crate) no_socket: Object<'a>,
     pub(crate) flush_bytes: i64,
+    /// Which of `tensors.rs`'s ways to make tensors, for tests; None for the best.
+    pub(crate) maker: Option<&'a [u8]>,
 }
 
 /// The configured core; an error is raised where there is none.
@@ -66,12 +68,13 @@ impl Core {
             .map_err(|error| gil.raise(Kind::Runtime, &format!("lighter_mps._core: {error}")))?;
         let flush_bytes = usize::try_from(settings.flush_bytes)
             .map_err(|_| gil.raise(Kind::Value, "lighter_mps._core: flush_bytes is negative"))?;
-        let maker = Maker::choose(gil, &shims)?;
+        let known = Known::new(gil, settings.tensor.keep(), settings.parameter.keep())?;
+        let maker = Maker::choose(gil, &known, &shims, settings.maker)?;
         let core = Self {
             maker,
             shims,
             torch_views: TorchViews::new(gil)?,
-            known: Known::new(gil, settings.tensor.keep(), settings.parameter.keep())?,
+            known,
             miss: settings.miss.keep(),
             sync_call: (!settings.sync_call.is_none()).then(|| settings.sync_call.keep()),
             no_socket: settings.no_socket.keep(),

@@ -11,7 +11,7 @@ use crate::guarded::Guarded;
 use crate::numbers::{FREED, Number};
 use crate::python::{Gil, Kept, Object, Owned, Raised};
 use crate::shims::{Blueprint, Fresh, Shims};
-use crate::tensors::{refused, stolen};
+use crate::tensors::{Steal, refused};
 
 /// Weak references must live to call back; each lives here until it has.
 static WATCHED: Guarded<FxHashMap<u64, Kept>> =
@@ -22,12 +22,12 @@ static DEFINITION: Definition = Definition::one(c"storage_gone", storage_gone);
 /// Makes tensors and watches their storages.
 #[derive(Debug)]
 pub(crate) struct Maker {
-    steal: Kept,
+    steal: Steal,
     untyped_storage: Kept,
 }
 
 impl Maker {
-    pub(crate) fn new(gil: Gil<'_>, steal: Kept) -> Result<Self, Raised> {
+    pub(crate) fn new(gil: Gil<'_>, steal: Steal) -> Result<Self, Raised> {
         Ok(Self { steal, untyped_storage: gil.interned(c"untyped_storage")? })
     }
 
@@ -39,7 +39,7 @@ impl Maker {
         plan: Blueprint<'_>,
     ) -> Result<Owned<'a>, Raised> {
         let fresh = shims.without_deleter(plan).ok_or_else(|| refused(gil, plan))?;
-        let tensor = stolen(gil, self.steal, fresh)?;
+        let tensor = self.steal.give(gil, fresh)?;
         self.watch(gil, tensor.object(), number)?;
         Ok(tensor)
     }
@@ -55,7 +55,7 @@ impl Maker {
     }
 
     pub(crate) fn adopt<'a>(&self, gil: Gil<'a>, fresh: Fresh<'_>) -> Result<Owned<'a>, Raised> {
-        stolen(gil, self.steal, fresh)
+        self.steal.give(gil, fresh)
     }
 }
 

@@ -85,6 +85,7 @@ fn configure<'a>(gil: Gil<'a>, call: &Call<'a>) -> Result<Owned<'a>, Raised> {
             Some(bytes) => bytes.as_integer()?,
             None => 2048,
         },
+        maker: call.optional(7, "maker").filter(|maker| !maker.is_none()).map(Object::as_text).transpose()?,
     };
     Core::configure(gil, &settings)?;
     Ok(gil.none())

@@ -96,7 +96,7 @@ impl Freed {
         }
     }
 
-    /// Moves all into `into`, which is empty. Cheap when there is none.
+    /// Moves all into `into`, which is empty, the last one first. Cheap when there is none.
     pub(crate) fn take(&self, into: &mut Vec<Number>) {
         if !self.any.load(Ordering::Acquire) || self.ignored.load(Ordering::Relaxed) {
             return;
@@ -104,6 +104,8 @@ impl Freed {
         if let Ok(mut numbers) = self.numbers.lock() {
             self.any.store(false, Ordering::Relaxed);
             std::mem::swap(&mut *numbers, into);
+            drop(numbers);
+            into.reverse();
         }
     }
 

@@ -62,8 +62,8 @@ impl Plan {
     pub(crate) fn read(given: Object<'_>, positions: usize, keywords: &[&[u8]]) -> Result<Self, Raised> {
         let refuse = |what: &str| given.gil().raise(Kind::Type, &format!("lighter_mps: a plan's {what}"));
         let part = |index| given.item(index).ok_or_else(|| refuse("parts are signature, shape and outputs"));
-        let signature =
-            u32::try_from(part(0)?.object().as_integer()?).map_err(|_| refuse("signature is a u32"))?;
+        let signature = part(0)?.object().as_integer().ok().and_then(|number| u32::try_from(number).ok());
+        let signature = signature.ok_or_else(|| refuse("signature is a u32"))?;
         let shape = match part(1)?.object().as_text()? {
             b"s" => Shape::Single,
             b"t" => Shape::Tuple,
@@ -119,8 +119,8 @@ fn read_output(given: Object<'_>, positions: usize, keywords: &[&[u8]]) -> Resul
         let index = found.ok_or_else(|| refuse("names a keyword that the call has not"))?;
         return Ok(Output::Argument(positions.saturating_add(index)));
     }
-    match usize::try_from(given.as_integer()?) {
-        Ok(index) if index < positions => Ok(Output::Argument(index)),
+    match given.as_integer().ok().and_then(|index| usize::try_from(index).ok()) {
+        Some(index) if index < positions => Ok(Output::Argument(index)),
         _ => Err(refuse("names an argument that the call has not")),
     }
 }

@@ -294,6 +294,13 @@ impl<'a> Object<'a> {
         Ok(result.in_gil(self.1))
     }
 
+    /// Calls a method with one argument.
+    pub(crate) fn call_method_with(self, name: &CStr, argument: Object<'_>) -> Result<Owned<'a>, Raised> {
+        let method = self.attribute_named(name)?;
+        let result = method.object().call(&[argument])?;
+        Ok(result.in_gil(self.1))
+    }
+
     /// The text of a str, for as long as the str lives.
     pub(crate) fn as_text(self) -> Result<&'a [u8], Raised> {
         let mut length = 0;

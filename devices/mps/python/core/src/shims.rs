@@ -297,6 +297,10 @@ impl Metadata<'_> {
 }
 
 impl Fresh<'_> {
+    pub(crate) fn handle(&self) -> *mut c_void {
+        self.handle
+    }
+
     /// Gives it to C++ code that deletes the handle.
     pub(crate) fn into_handle(self) -> *mut c_void {
         let handle = self.handle;

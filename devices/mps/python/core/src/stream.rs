@@ -294,7 +294,6 @@ impl Stream {
             return Step::NoSocket(None);
         }
         let mut state = self.lock();
-        state.pending_bytes = 0;
         if state.sending {
             return if state.buffer.len() > MAX_WAITING_BYTES { Step::Wait } else { Step::Done };
         }
@@ -444,6 +443,7 @@ impl State {
             return Step::NoSocket(self.failed.take());
         }
         self.sending = true;
+        self.pending_bytes = 0;
         let bytes = std::mem::replace(&mut self.buffer, std::mem::take(&mut self.spare));
         Step::Write(Batch { bytes, sent: 0, socket: self.socket })
     }

@@ -24,13 +24,21 @@ use crate::shims::{Blueprint, Fresh, Shims, Tensor};
 pub(crate) enum Maker {
     /// By C functions alone.
     Direct,
-    /// `torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr` gives a C++ tensor to Python.
-    Steal(Kept),
+    Steal(Steal),
     Dlpack {
         adopt: Kept,
         rest: finalizer::Maker,
     },
     Finalizer(finalizer::Maker),
+}
+
+/// `torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr`, which gives a C++ tensor to Python.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Steal {
+    function: Kept,
+    /// Despite its name it leaves the handle to its caller in the torches that were looked at, who must delete it then; one
+    /// that does not would delete it twice, so this is found out by trying.
+    keeps_handle: bool,
 }
 
 /// The C++ side of an object that is a tensor.
@@ -45,23 +53,34 @@ pub(crate) fn of_object<'a>(known: &Known, object: Object<'a>) -> Option<Tensor<
 }
 
 impl Maker {
-    /// The best that this torch has.
-    pub(crate) fn choose(gil: Gil<'_>, shims: &Shims) -> Result<Self, Raised> {
-        if shims.has_from_blob() && shims.has_to_python() {
+    /// The best that this torch has, or the `asked` one: "direct", "steal", "dlpack" or "finalizer".
+    pub(crate) fn choose(
+        gil: Gil<'_>,
+        known: &Known,
+        shims: &Shims,
+        asked: Option<&[u8]>,
+    ) -> Result<Self, Raised> {
+        let wanted = |name: &[u8]| asked.is_none_or(|asked| asked == name);
+        if wanted(b"direct") && shims.has_from_blob() && shims.has_to_python() {
             return Ok(Self::Direct);
         }
         let private = gil.import(c"torch._C")?;
         let aoti = private.object().attribute_named(c"_aoti")?;
-        let steal = aoti.object().attribute_named(c"alloc_tensor_by_stealing_from_void_ptr")?.object().keep();
-        if shims.has_from_blob() {
+        let function =
+            aoti.object().attribute_named(c"alloc_tensor_by_stealing_from_void_ptr")?.object().keep();
+        let steal = Steal::try_out(gil, known, shims, function)?;
+        if wanted(b"steal") && shims.has_from_blob() {
             return Ok(Self::Steal(steal));
         }
         let rest = finalizer::Maker::new(gil, steal)?;
-        if dlpack_takes_metal(gil)? {
+        if wanted(b"dlpack") && dlpack_takes_metal(gil)? {
             let adopt = private.object().attribute_named(c"_from_dlpack")?.object().keep();
             return Ok(Self::Dlpack { adopt, rest });
         }
-        Ok(Self::Finalizer(rest))
+        if wanted(b"finalizer") {
+            return Ok(Self::Finalizer(rest));
+        }
+        Err(gil.raise(Kind::Value, "lighter_mps._core: this torch has no such way to make tensors"))
     }
 
     /// A new tensor with that number.
@@ -82,7 +101,7 @@ impl Maker {
             }
             Self::Steal(steal) => {
                 let fresh = shims.with_deleter(plan, deleter).ok_or_else(|| refused(gil, plan))?;
-                stolen(gil, *steal, fresh)
+                steal.give(gil, fresh)
             }
             Self::Dlpack { adopt, rest } => match dlpack::element(dtype) {
                 Some(element) => dlpack::make(gil, *adopt, element, number, sizes, strides),
@@ -99,7 +118,7 @@ impl Maker {
         }
         match self {
             Self::Direct => Err(gil.raise(Kind::Runtime, "lighter_mps: torch gave no Python tensor")),
-            Self::Steal(steal) => stolen(gil, *steal, fresh),
+            Self::Steal(steal) => steal.give(gil, fresh),
             Self::Dlpack { rest, .. } => rest.adopt(gil, fresh),
             Self::Finalizer(maker) => maker.adopt(gil, fresh),
         }
@@ -116,11 +135,30 @@ fn direct<'a>(gil: Gil<'a>, fresh: &Fresh<'_>) -> Option<Result<Owned<'a>, Raise
     Some(unsafe { Owned::take(gil, object.cast()) })
 }
 
-/// Gives a C++ tensor to Python by torch's own function for that.
-pub(crate) fn stolen<'a>(gil: Gil<'a>, steal: Kept, fresh: Fresh<'_>) -> Result<Owned<'a>, Raised> {
-    // The function takes the handle over whether or not it makes an object of it.
-    let handle = gil.capsule(fresh.into_handle(), None)?;
-    steal.object(gil).call(&[handle.object()])
+impl Steal {
+    /// Gives Python a C++ tensor of its own and asks how many hold it: if the handle still does, it is ours to delete.
+    fn try_out(gil: Gil<'_>, known: &Known, shims: &Shims, function: Kept) -> Result<Self, Raised> {
+        let torch = gil.import(c"torch")?;
+        let probe = torch.object().call_method_with(c"empty", gil.integer(0)?.object())?;
+        let fresh = of_object(known, probe.object())
+            .and_then(|tensor| shims.reinterpret(&tensor, &[0], &[1], 0))
+            .ok_or_else(|| gil.raise(Kind::Runtime, "lighter_mps: torch made no view of an empty tensor"))?;
+        let handle = fresh.into_handle();
+        let capsule = gil.capsule(handle, None)?;
+        let tensor = function.object(gil).call(&[capsule.object()])?;
+        let holders = tensor.object().call_method(c"_use_count")?.object().as_integer()?;
+        // The one of the trial is left where it is: a few bytes, once.
+        Ok(Self { function, keeps_handle: holders > 1 })
+    }
+
+    pub(crate) fn give<'a>(&self, gil: Gil<'a>, fresh: Fresh<'_>) -> Result<Owned<'a>, Raised> {
+        let capsule = gil.capsule(fresh.handle(), None)?;
+        let result = self.function.object(gil).call(&[capsule.object()]);
+        if !self.keeps_handle {
+            fresh.into_handle();
+        }
+        result
+    }
 }
 
 pub(crate) fn refused(gil: Gil<'_>, plan: Blueprint<'_>) -> Raised {
