@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Runs every operator of torch's own list with samples of float32 on the device, and holds it against the processor.
 
-usage: op_db.py [--smoke N] [--samples N] [--part I/N] [--only NAME,…] [--list]
+usage: op_db.py [--smoke N] [--samples N] [--part I/N] [--only NAME,…] [--versions-differ] [--list]
 
 Run by tools/op-db, with LIGHTER_MPS naming a host. Each sample is run forward and backward, and twice: the first time
 the host tells what an operator returns, the second time the client knows. Each operator ends as one of
@@ -12,6 +12,7 @@ the host tells what an operator returns, the second time the client knows. Each 
     factory    makes its tensors on the processor, since torch's list does not say where
     float64    refused with MPS's own error: the device has no float64
     sparse     takes or makes sparse tensors, which the device refuses to hold
+    differs    the host's torch has another version of it, and says so (with --versions-differ)
     unsupported  the processor itself refuses every sample
     wrong      another value, shape, type or device
     missing    any other error
@@ -21,6 +22,7 @@ and the last two fail the run. It refuses nothing else; torch's list belongs to 
 
 import argparse
 import collections
+import re
 import sys
 import time
 import warnings
@@ -42,6 +44,8 @@ FAILURES = ("wrong", "missing")
 # The host may be another build of torch, with other sums of the same numbers.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 NO_FLOAT64 = "Cannot convert a MPS Tensor to float64"
+# How the host names an operator that its torch has not, or not with these arguments.
+REFUSED = re.compile(r"the host's (torch )?\S+ (has no|knows no|needs)|in the host's \S+")
 # Operators that want their indices on the processor, where torch's list leaves them.
 INDICES_STAY = {"tensor_split"}
 # A random operator may draw the same few numbers twice.
@@ -95,7 +99,8 @@ class Mover:
         if isinstance(value, torch.Tensor):
             stays = self.indices_stay and not value.is_floating_point()
             return value.clone() if stays else self.tensor(value)
-        if isinstance(value, torch.device) or value == "cpu":
+        # The list itself names the device where it finds one.
+        if isinstance(value, torch.device) or (isinstance(value, str) and value in ("cpu", DEVICE)):
             self.placed = True
             return torch.device(self.device)
         return value
@@ -181,9 +186,9 @@ def run_sample(operator, sample, expected, values: bool) -> None:
     try:
         result = forward(operator, sample, copied)
     except NotImplementedError:
-        if all(tensor.layout is torch.strided for tensor in tensors(expected[0])):
-            raise
-        raise Sparse from None
+        if makes_sparse(operator, sample):
+            raise Sparse from None
+        raise
     compare("forward", expected[0], (result,), mover.placed, values)
     if expected[1] is not None:
         found = gradients(result, copied)
@@ -191,6 +196,11 @@ def run_sample(operator, sample, expected, values: bool) -> None:
             raise Wrong("backward: no gradients")
         used = [(one, other) for one, other in zip(expected[1], found) if one is not None]
         compare("backward", [one for one, _ in used], [other for _, other in used], True, values)
+
+
+def makes_sparse(operator, sample) -> bool:
+    given, positional, named = Mover("cpu").sample(sample)
+    return any(tensor.layout is not torch.strided for tensor in tensors(operator(given, *positional, **named)))
 
 
 def check_sample(operator, sample) -> str:
@@ -210,7 +220,7 @@ def check_sample(operator, sample) -> str:
     return outcome
 
 
-def check(operator, most: int) -> tuple[str, str]:
+def check(operator, most: int, versions_differ: bool) -> tuple[str, str]:
     """How an operator ends, and why."""
     outcomes = collections.Counter()
     for sample in list(operator.sample_inputs("cpu", torch.float32, requires_grad=operator.supports_autograd))[:most]:
@@ -226,8 +236,11 @@ def check(operator, most: int) -> tuple[str, str]:
             if isinstance(error, TypeError) and NO_FLOAT64 in str(error):
                 outcomes["float64"] += 1
                 continue
+            if versions_differ and REFUSED.search(str(error)):
+                outcomes["differs"] += 1
+                continue
             return "missing", f"{type(error).__name__}: {shortly(error)}; {shortly(sample)}"
-    for outcome in ("float64", "sparse", "factory", "random", "pass"):
+    for outcome in ("differs", "float64", "sparse", "factory", "random", "pass"):
         if outcomes[outcome]:
             return outcome, ""
     return "unsupported", ""
@@ -267,13 +280,14 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=1000, help="the most samples of each operator")
     parser.add_argument("--part", help="the I-th of N parts")
     parser.add_argument("--only", help="these operators")
+    parser.add_argument("--versions-differ", action="store_true", help="the host has another torch: let it refuse by name")
     parser.add_argument("--list", action="store_true", help="also name the operators that are none of pass and failure")
     options = parser.parse_args()
     operators, started, names = chosen(options), time.monotonic(), collections.defaultdict(list)
     if not operators:
         parser.error(f"no operator of float32 is chosen by {' '.join(sys.argv[1:])}")
     for operator in operators:
-        outcome, reason = check(operator, options.samples)
+        outcome, reason = check(operator, options.samples, options.versions_differ)
         names[outcome].append(full_name(operator))
         if outcome in FAILURES:
             print(f"{outcome}: {full_name(operator)}: {reason}", flush=True)
