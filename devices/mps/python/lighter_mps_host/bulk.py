@@ -29,6 +29,8 @@ class Ring:
     def __init__(self, descriptor: int, size):
         if type(size) is not int or not MIN_RING_BYTES <= size <= MAX_RING_BYTES:
             raise Violation(f"a ring of {size!r:.40} bytes; {MIN_RING_BYTES} to {MAX_RING_BYTES} are taken")
+        if not SEALS:
+            raise Violation("this host's system has no sealed memory, so it takes no ring")
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         except OSError:

@@ -8,9 +8,11 @@ thread, which alone runs torch, is inside a long operator. The end of the contro
 import json
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
+import warnings
 
 from lighter_mps_wire.protocol import VERSION
 
@@ -63,6 +65,10 @@ def worker() -> int:
     descriptor = os.dup(0)
     with open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)
+    # The service ends workers by their control sockets; a Ctrl-C in its terminal is not for them. Torch's warnings
+    # about a client's program would only fill the host's log.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")
     control = Control(descriptor)
     threading.Thread(target=control.listen, name="control", daemon=True).start()
     configured, _ = control.orders.get()

@@ -17,6 +17,7 @@ from .errors import Failed, Failure, OutOfMemory, Refusal, Violation
 Tensor = torch.Tensor
 # A key-value cache is written at one offset after another: views of one storage that are kept at most.
 MAX_VIEWS = 512
+MAX_LAYOUTS = 65_536
 MAX_RANK = 64
 MAX_ELEMENTS = 1 << 48
 
@@ -115,12 +116,16 @@ class Storages:
         key = (sizes, strides, code)
         found = self.layouts.get(key)
         if found is None:
+            if len(self.layouts) >= MAX_LAYOUTS:
+                # Callers keep theirs; new ones get one of the same look, which is as good.
+                self.layouts.clear()
             found = self.layouts[key] = Layout(self, sizes, strides, code)
         return found
 
     def passing_layout(self, sizes: tuple, strides: tuple, code: int) -> Layout:
         """A layout for one use, kept by nobody unless a signature already does."""
-        return self.layouts.get((sizes, strides, code)) or Layout(self, sizes, strides, code)
+        found = self.layouts.get((sizes, strides, code))
+        return Layout(self, sizes, strides, code) if found is None else found
 
     def check_room(self, wanted: int) -> None:
         """Refuses what would be more than the client may hold."""
