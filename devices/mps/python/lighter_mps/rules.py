@@ -144,6 +144,18 @@ def _same(dtype):
     return dtype
 
 
+def _same_but_bool(dtype):
+    if dtype is torch.bool:
+        raise ValueError("torch refuses bool here")
+    return dtype
+
+
+def _triangle(self, diagonal=0):
+    if self.dim() < 2:
+        raise ValueError("torch refuses this")
+    return single(self.shape, self.dtype)
+
+
 def _bool(_dtype):
     return torch.bool
 
@@ -159,7 +171,7 @@ def _binary(change, count=2):
 def _with_alpha(change):
     def rule(self, other, alpha=1):
         dtype = change(promote((self, other)))
-        if dtype is torch.bool:
+        if any(isinstance(value, _tensor) and value.dtype is torch.bool for value in (self, other)) or dtype is torch.bool:
             raise ValueError("torch has checks for bool")
         return "s", [pointwise((self, other), dtype)]
 
@@ -224,6 +236,8 @@ def _in_place(*_args, **_kwargs):
 def _in_place_pointwise(self, *others, **named):
     _real(self)
     operands = [value for value in (*others, *named.values()) if isinstance(value, _tensor)]
+    if self.dtype is torch.bool or any(value.dtype is torch.bool for value in operands):
+        raise ValueError("torch has checks for bool")
     if any(value.is_complex() for value in operands):
         raise ValueError("complex")
     if broadcast(self.shape, *(value.shape for value in operands)) != tuple(self.shape):
@@ -231,6 +245,19 @@ def _in_place_pointwise(self, *others, **named):
     numbers = [value for value in (*others, *named.values()) if type(value) in (int, float, bool, *(_tensor,))]
     if not self.is_floating_point() and promote([self, *numbers]) is not self.dtype:
         raise ValueError("the result does not fit self")
+    return "s", [0]
+
+
+def _in_place_floating(self, *_args, **_kwargs):
+    if not self.is_floating_point():
+        raise ValueError("the result does not fit self")
+    return "s", [0]
+
+
+def _in_place_masked(self, mask, value):
+    _masked_fill(self, mask, value)
+    if not self.is_floating_point() and type(value) is not int:
+        raise ValueError("the number may not fit self")
     return "s", [0]
 
 
@@ -560,10 +587,12 @@ def _table() -> dict:
         "atanh sigmoid erf erfc erfinv lgamma digamma",
     )
     add(
-        _unary(_same),
+        _unary(_same_but_bool),
         "neg relu floor ceil trunc round sign gelu silu mish hardswish hardsigmoid leaky_relu elu hardtanh softplus "
-        "log_sigmoid softshrink hardshrink threshold square positive bitwise_not abs frac tril triu nan_to_num",
+        "softshrink hardshrink threshold abs frac nan_to_num",
     )
+    add(_unary(_same), "bitwise_not")
+    add(_triangle, "tril triu")
     add(_unary(_bool), "logical_not isnan isinf signbit")
     add(_clone, "clone")
     comparisons = "eq ne lt le gt ge"
@@ -572,7 +601,7 @@ def _table() -> dict:
     add(_with_alpha(_same), "add.Tensor sub.Tensor rsub.Scalar add.Scalar sub.Scalar")
     add(_binary(_same), "mul.Tensor mul.Scalar maximum minimum fmin fmax remainder.Tensor fmod.Tensor remainder.Scalar")
     add(_binary(_same), "pow.Tensor_Tensor pow.Tensor_Scalar bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor")
-    add(_binary(_floating), "div.Tensor div.Scalar atan2 true_divide.Tensor")
+    add(_binary(_floating), "div.Tensor div.Scalar atan2")
     add(_rounded_division, "div.Tensor_mode div.Scalar_mode")
     add(_where, "where.self")
     add(_ternary, "addcmul addcdiv")
@@ -581,11 +610,13 @@ def _table() -> dict:
     add(_clamp, "clamp clamp.Tensor clamp_min clamp_max")
     add(_native_dropout, "native_dropout")
     add(_binary(_same), "threshold_backward sigmoid_backward tanh_backward gelu_backward silu_backward")
-    add(_in_place, "zero_ fill_.Scalar normal_ uniform_ random_ random_.from random_.to exponential_ bernoulli_.float")
+    add(_in_place, "zero_ fill_.Scalar random_ random_.from random_.to bernoulli_.float")
+    add(_in_place_floating, "exp_ sqrt_ normal_ uniform_ exponential_")
+    add(_in_place_masked, "masked_fill_.Scalar")
     add(
         _in_place_pointwise,
         "add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor copy_ addcmul_ addcdiv_ lerp_.Scalar clamp_ clamp_min_ relu_ "
-        "masked_fill_.Scalar neg_ exp_ sqrt_",
+        "neg_",
     )
     add(_mm, "mm")
     add(_addmm, "addmm")
