@@ -21,7 +21,8 @@ class Understands(unittest.TestCase):
         self.assertEqual(names("class C { public: virtual ~C() = default; virtual void a(); };"), ["~", "~delete", "a"])
 
     def test_export_macros_attributes_and_final(self):
-        for key in ("struct TORCH_API C", "class C10_API C final", "struct [[nodiscard]] C", "struct ALIGNED(8) C", "class __attribute__((visibility(\"default\"))) C"):
+        for key in ("struct TORCH_API C", "class C10_API C final", "struct [[nodiscard]] C", "struct ALIGNED(8) C",
+                    "class __attribute__((visibility(\"default\"))) C"):
             self.assertEqual(names(key + " { virtual void a(); };"), ["a"], key)
 
     def test_comments(self):

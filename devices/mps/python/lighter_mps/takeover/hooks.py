@@ -58,7 +58,9 @@ def prepare(libraries: Libraries, layout: Layout, thunks: "dict[int, int]", abse
         )
     hooks = libraries.call("_ZN2at6detail11getMPSHooksEv")
     if not hooks or read_words(hooks, 1)[0] != libraries.address(symbol) + 16:
-        raise TakeoverError("torch's mps hooks are not those of a build without Metal, so another package has replaced them; do not import it together with lighter_mps")
+        raise TakeoverError(
+            "torch's mps hooks are not those of a build without Metal, so another package has replaced them; do not import it together with lighter_mps"
+        )
     writes = [_replace(libraries, hooks, layout, layout.mps, {name: thunks[value] for name, value in _MPS_RESULTS.items()}, "mps hooks")]
     if absent is not None:
         getter = f"get{absent.upper()}Hooks"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Tries the takeover in a process of its own before this one is touched: a wrong vtable order crashes, and a crash cannot be caught.
 
-A trial costs an `import torch`, two seconds or more, which a container that is thrown away would pay at each run. So a layout that equals the
-one lighter-mps was tested with for that torch release (`known`), and that the libraries agree with, is not tried; any other is, once a user: the good result is kept in
-the cache folder. `LIGHTER_MPS_SELFTEST=1` tries always, `=0` never. Called by `install()` before its first write; refuses a torch that fails.
-The trial itself is `trial`.
+A trial costs an `import torch`, two seconds or more, which a container that is thrown away would pay at each run. So a layout that equals
+the one lighter-mps was tested with for that torch release (`known`), and that the libraries agree with, is not tried; any other is, once
+a user: the good result is kept in the cache folder. `LIGHTER_MPS_SELFTEST=1` tries always, `=0` never. Called by `install()` before its
+first write; refuses a torch that fails. The trial itself is `trial`.
 """
 
 import hashlib
