@@ -21,6 +21,7 @@ mod core;
 mod dlpack;
 mod factories;
 mod finalizer;
+mod glibc;
 mod guarded;
 mod kernel;
 mod key;
