@@ -21,6 +21,11 @@ class Stopped(Exception):
 class Recorder(TorchDispatchMode):
     """Records the first operator that would run, and runs nothing."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keeps torch from wrapping the method below for its compiler, whose import takes seconds at the first call."""
+        return False
+
     def __init__(self):
         super().__init__()
         self.seen = None

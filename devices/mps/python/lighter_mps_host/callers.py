@@ -6,8 +6,6 @@ sent, comes in as a cell of a closure, and the only names taken from elsewhere a
 schemas. Equal sources are compiled once. Long lists become loops, so that the source stays short whatever is sent.
 """
 
-import torch
-
 from lighter_mps_wire.protocol import ADDRESS_BITS, MAX_STORAGE_NUMBER, SHAPE_SINGLE, SHAPE_VOID, SLOT_BOOL
 from lighter_mps_wire.values import ScalarSlot, TensorSlot
 
@@ -101,7 +99,7 @@ class Source:
             self.lines.append(f"{tensor} = copied({tensor}, device)")
         one = self.cell("layout", layout)
         sizes, dtype = self.cell("sizes", layout.sizes), self.cell("dtype", layout.dtype)
-        if torch.empty_strided(layout.sizes, layout.strides, device="meta").is_contiguous():
+        if dense(layout.sizes, layout.strides):
             strides = f"not {tensor}.is_contiguous()"
         else:
             strides = f"{tensor}.stride() != {self.cell('strides', layout.strides)}"
@@ -193,6 +191,18 @@ def keep_all(storages, results, kept: list, numbers) -> None:
         address = number << ADDRESS_BITS
         layout[address] = tensor
         storages.heap[number] = [tensor, layout.span, layout, address]
+
+
+def dense(sizes: tuple, strides: tuple) -> bool:
+    """Whether strides are what `is_contiguous` means: those of dimensions of one element do not matter."""
+    step = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size == 0:
+            return True
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def holds_slots(value) -> bool:

@@ -73,8 +73,15 @@ class Layout(dict):
             raise Refusal(f"a {element_name(self.code)} tensor begins at byte {address & OFFSET_MASK} of its storage")
         if base.dtype is self.dtype:
             return base.as_strided(self.sizes, self.strides, offset)
+        # `set_` would make the storage larger where this look does not fit into it.
+        storage = base.untyped_storage()
+        if (address & OFFSET_MASK) + self.span > storage.nbytes():
+            raise Refusal(
+                f"a {element_name(self.code)} tensor of sizes {list(self.sizes)} and strides {list(self.strides)} at byte "
+                f"{address & OFFSET_MASK} is out of bounds for its storage of {storage.nbytes()} bytes"
+            )
         empty = torch.empty(0, dtype=self.dtype, device=self.storages.device)
-        return empty.set_(base.untyped_storage(), offset, self.sizes, self.strides)
+        return empty.set_(storage, offset, self.sizes, self.strides)
 
 
 def span_bytes(sizes: tuple, strides: tuple, item_bytes: int) -> int:

@@ -5,10 +5,11 @@ Runs in a Python with torch; LIGHTER_TEST_TORCH may name its folder.
 """
 
 import os
+import subprocess
 import sys
 import unittest
 
-import harness  # noqa: F401  (puts the packages on the path)
+import harness  # (puts the packages on the path)
 
 if os.environ.get("LIGHTER_TEST_TORCH"):
     sys.path.append(os.environ["LIGHTER_TEST_TORCH"])
@@ -68,6 +69,16 @@ class Quick(unittest.TestCase):
         with torch.inference_mode():
             self.assertIsNotNone(bindings.quick(schemas.find("aten::add_.Tensor"), [tensor, tensor], {}))
         self.assertTrue(torch.equal(tensor, some()))
+
+    def test_torchs_compiler_is_not_imported_for_it(self):
+        program = (
+            "import sys; sys.path[:0] = sys.argv[1].split(':'); import torch; from lighter_mps_host import bindings, schemas\n"
+            "with torch.inference_mode():\n"
+            "    one = torch.ones(2); assert bindings.quick(schemas.find('aten::add.Tensor'), [one, one], {})\n"
+            "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
+        )
+        paths = os.pathsep.join([str(harness.ROOT), os.path.dirname(os.path.dirname(torch.__file__))])
+        subprocess.run([sys.executable, "-I", "-B", "-c", program, paths], check=True)
 
     def test_another_overload_or_another_meaning_is_not_taken(self):
         with torch.inference_mode():
