@@ -5,9 +5,33 @@
 which. They speak to the host through `link`, and none of them connects by being installed.
 """
 
-from . import accelerator, attention, compiler, device, fork, generator, serialization, storages, streams
+from . import (
+    accelerator,
+    attention,
+    compiler,
+    device,
+    fork,
+    generator,
+    marks,
+    scaler,
+    serialization,
+    storages,
+    streams,
+)
 
-_PARTS = (fork, device, generator, streams, accelerator, storages, serialization, attention, compiler)
+_PARTS = (
+    fork,
+    device,
+    generator,
+    streams,
+    marks,
+    accelerator,
+    storages,
+    serialization,
+    attention,
+    scaler,
+    compiler,
+)
 
 
 def install() -> None:

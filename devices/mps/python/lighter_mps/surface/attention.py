@@ -15,6 +15,8 @@ from .. import kernels, signatures
 _op = torch.ops.aten.scaled_dot_product_attention.default
 _parts = torch.ops.aten._scaled_dot_product_attention_math.default
 _composite = torch._C.DispatchKey.CompositeImplicitAutograd
+# Where torch takes the operator apart under `vmap`; the first is newer.
+_VMAP_KEYS = ("FuncTorchVmapMode", "FuncTorchBatchedDecomposition")
 _libraries = []
 
 
@@ -57,7 +59,10 @@ def _taken_apart(query, *args, **kwargs):
 
 def install() -> None:
     """Registers the kernels."""
-    kernels_by_key = {"AutogradMPS": _with_autograd, "MPS": _on_host(), "FuncTorchVmapMode": _taken_apart}
+    kernels_by_key = {"AutogradMPS": _with_autograd, "MPS": _on_host()}
+    for key in _VMAP_KEYS:
+        if torch._C._dispatch_has_kernel_for_dispatch_key(_op._schema.name, key):
+            kernels_by_key[key] = _taken_apart
     with warnings.catch_warnings():
         # Torch has a kernel of its own under `vmap`, and says that this one takes its place.
         warnings.simplefilter("ignore")
