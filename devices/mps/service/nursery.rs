@@ -257,8 +257,18 @@ pub(super) fn wait_for(fds: &mut [PollFd<'_>], deadline: Option<Instant>) {
     }
 }
 
+/// Whether there is something to read, its end included.
 pub(super) fn is_readable(fd: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(fd, PollFlags::IN)];
+    is_ready(fd, PollFlags::IN)
+}
+
+/// Whether a socket's other end is closed, whatever is left to be read.
+pub(super) fn has_hung_up(socket: &OwnedFd) -> bool {
+    is_ready(socket, PollFlags::RDHUP)
+}
+
+fn is_ready(fd: &OwnedFd, what: PollFlags) -> bool {
+    let mut polled = [PollFd::new(fd, what)];
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 

@@ -19,7 +19,7 @@ use super::super::control::{FromWorker, Ready, ToWorker, WORKER_VERSION};
 use super::super::readings::Readings;
 use super::Shared;
 use super::live::{Heard, Live, Phase};
-use super::nursery::{Door, Wanted, is_readable, live_fds, wait_for};
+use super::nursery::{Door, Wanted, has_hung_up, is_readable, live_fds, wait_for};
 use super::refuse::Refused;
 use crate::host::Probe;
 use crate::service::crashes::Crashes;
@@ -99,6 +99,8 @@ impl Warden {
     fn wait(&self) {
         let mut fds = vec![PollFd::new(self.inbox.wake(), PollFlags::IN)];
         fds.extend(self.streams.values().flat_map(|one| live_fds(&one.live)));
+        let waiting = self.streams.values().filter_map(|one| one.socket.as_ref());
+        fds.extend(waiting.map(|socket| PollFd::new(socket, PollFlags::RDHUP)));
         fds.extend(self.refused.fds());
         let deadlines = self.streams.values().filter_map(|one| one.live.deadline());
         wait_for(&mut fds, deadlines.chain(self.refused.deadline()).min());
@@ -211,6 +213,10 @@ impl Warden {
     /// Takes in what a worker says and does.
     fn look_after(&mut self, stream: u64) {
         self.log_lines(stream);
+        if self.streams.get(&stream).and_then(|one| one.socket.as_ref()).is_some_and(has_hung_up) {
+            // Nobody waits for this worker any more.
+            return self.forget(stream);
+        }
         let mut has_ended = match self.streams.get(&stream) {
             // Asked before its messages are read, so that none of them is lost.
             Some(serving) => is_readable(serving.live.process.pidfd()),

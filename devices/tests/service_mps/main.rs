@@ -181,6 +181,16 @@ fn bad_starts_are_told_to_client_and_host() {
 }
 
 #[test]
+fn a_client_that_does_not_wait_for_its_worker_ends_it() {
+    let service = Running::start("never", |config| config.start_limit_ms = 600_000);
+    let stream = service.open("a", b"hello\n");
+    service.until("it starts", |report| report.totals["workers"] == 1);
+    drop(stream);
+    let report = service.until("it is gone", |report| report.totals["workers"] == 0);
+    assert!(report.troubles.is_empty(), "{:?}", report.troubles);
+}
+
+#[test]
 fn a_worker_that_says_nonsense_or_nothing_any_more_is_ended() {
     let service = Running::start("", |config| config.crash_limit = 100);
     for (number, command) in ["close", "wrong"].into_iter().enumerate() {
