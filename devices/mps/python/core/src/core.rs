@@ -10,7 +10,8 @@ use crate::key::{Known, Scratch};
 use crate::numbers::Number;
 use crate::python::{Gil, Kept, Kind, Object, Raised};
 use crate::shims::Shims;
-use crate::stream::{Batch, Step, Stream, Written, watch_forks};
+use crate::socket::{Batch, Written};
+use crate::stream::{Step, Stream, watch_forks};
 use crate::tensors::Maker;
 use crate::views::TorchViews;
 

@@ -30,6 +30,7 @@ mod numbers;
 mod plan;
 mod python;
 mod shims;
+mod socket;
 mod stream;
 mod tensors;
 mod thunks;
