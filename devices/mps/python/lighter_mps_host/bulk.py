@@ -129,5 +129,3 @@ def download_to_ring(ring: Ring, descriptor: Descriptor, offset: int) -> None:
     tensor = descriptor.tensor()
     if descriptor.bytes:
         part.view(descriptor.sizes).copy_(tensor)
-
-

@@ -207,7 +207,9 @@ def dense(sizes: tuple, strides: tuple) -> bool:
 
 def holds_slots(value) -> bool:
     """Whether a list has a slot anywhere in it."""
-    return any(type(entry) in (TensorSlot, ScalarSlot) or (type(entry) is list and holds_slots(entry)) for entry in value)
+    return any(
+        type(entry) in (TensorSlot, ScalarSlot) or (type(entry) is list and holds_slots(entry)) for entry in value
+    )
 
 
 def caller(signature: Signature, storages, call):

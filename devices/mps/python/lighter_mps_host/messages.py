@@ -149,9 +149,7 @@ class Messages:
         """UPLOAD_RING."""
         body = self.body(body_bytes)
         ring = self.need_ring()
-        self.attempt(
-            "aten::copy_", lambda: upload_from_ring(ring, Descriptor(body, self.storages), offset, size)
-        )
+        self.attempt("aten::copy_", lambda: upload_from_ring(ring, Descriptor(body, self.storages), offset, size))
 
     def need_ring(self):
         """The ring; a client that has none must not speak of it."""

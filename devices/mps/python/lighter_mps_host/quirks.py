@@ -24,7 +24,11 @@ QUIRKS = (
     Quirk(("addcdiv", "addcmul", "addcdiv_", "addcmul_"), (15,), "pytorch#118115"),
     Quirk(("where",), NEVER_REPAIRED, "pytorch#150967"),
     Quirk(
-        ("_scaled_dot_product_attention_math_for_mps", "_scaled_dot_product_attention_math", "scaled_dot_product_attention"),
+        (
+            "_scaled_dot_product_attention_math_for_mps",
+            "_scaled_dot_product_attention_math",
+            "scaled_dot_product_attention",
+        ),
         NEVER_REPAIRED,
         "pytorch#181133, pytorch#163597, pytorch#174861",
     ),

@@ -87,9 +87,7 @@ class Run:
         """All arguments, by position and by keyword."""
         signature, written = self.signature, self.signature.operator.written
         names = signature.operator.positional
-        arguments = [
-            self.fill(value, name in written) for name, value in zip(names, signature.arguments, strict=False)
-        ]
+        arguments = [self.fill(value, name in written) for name, value in zip(names, signature.arguments, strict=False)]
         return arguments, {name: self.fill(value, name in written) for name, value in signature.keywords.items()}
 
     def execute(self, call) -> Outcome:

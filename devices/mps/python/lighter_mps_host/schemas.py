@@ -129,7 +129,9 @@ def check_kinds(operator: Operator, kinds: str, positional: int, keywords: list)
     """The names of the positional arguments sent; refuses arguments that this torch does not have as the client does."""
     entries = kinds.split(",") if kinds else []
     if len(entries) != positional + len(keywords):
-        raise Refusal(f"operator {operator.name}: {len(entries)} argument types, {positional + len(keywords)} arguments")
+        raise Refusal(
+            f"operator {operator.name}: {len(entries)} argument types, {positional + len(keywords)} arguments"
+        )
     names = []
     seen = set()
     for index, entry in enumerate(entries):

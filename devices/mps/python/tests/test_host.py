@@ -69,27 +69,47 @@ class Operators(HostCase):
         client = self.client
         a = client.upload([3, 1, 2, 6, 5, 4], [2, 3])
         shape, results, _, numbers = client.run(
-            "aten::sort", "self:Tensor,dim:int,descending:bool", [tensor(0, [2, 3]), 1, False], slots="T", values=[address(a)], keep=(kept := client.next_signature())
+            "aten::sort",
+            "self:Tensor,dim:int,descending:bool",
+            [tensor(0, [2, 3]), 1, False],
+            slots="T",
+            values=[address(a)],
+            keep=(kept := client.next_signature()),
         )
         self.assertEqual((shape, [result[3] for result in results]), ("t", [F32, I64]))
         numbers = [client.next_number(), client.next_number()]
         client.call(kept, "T", [address(a)], numbers)
         self.assertEqual(client.floats(numbers[0], [2, 3]), [1, 2, 3, 4, 5, 6])
         shape, results, _, numbers = client.run(
-            "aten::_foreach_add.Scalar", "self:List[Tensor],scalar:number", [[tensor(0, [3]), tensor(1, [3])], 1],
-            slots="TT", values=[address(a), address(a, 12)], keep=(kept := client.next_signature()),
+            "aten::_foreach_add.Scalar",
+            "self:List[Tensor],scalar:number",
+            [[tensor(0, [3]), tensor(1, [3])], 1],
+            slots="TT",
+            values=[address(a), address(a, 12)],
+            keep=(kept := client.next_signature()),
         )
         self.assertEqual((shape, len(results)), ("l", 2))
         numbers = [client.next_number(), client.next_number()]
         client.call(kept, "TT", [address(a, 12), address(a)], numbers)
         self.assertEqual(client.floats(numbers[0], [3]), [7, 6, 5])
         shape, results, _, _ = client.run(
-            "aten::_foreach_add_.Scalar", "self:List[Tensor],scalar:number", [[tensor(0, [3])], 1], slots="T", values=[address(a)], keep=(kept := client.next_signature())
+            "aten::_foreach_add_.Scalar",
+            "self:List[Tensor],scalar:number",
+            [[tensor(0, [3])], 1],
+            slots="T",
+            values=[address(a)],
+            keep=(kept := client.next_signature()),
         )
         self.assertEqual((shape, results), ("v", []))
         client.call(kept, "T", [address(a)])
         self.assertEqual(client.floats(a, [2, 3]), [5, 3, 4, 6, 5, 4])
-        shape, results, _, _ = client.run("aten::equal", "self:Tensor,other:Tensor", [tensor(0, [3]), tensor(1, [3])], slots="TT", values=[address(a)] * 2)
+        shape, results, _, _ = client.run(
+            "aten::equal",
+            "self:Tensor,other:Tensor",
+            [tensor(0, [3]), tensor(1, [3])],
+            slots="TT",
+            values=[address(a)] * 2,
+        )
         self.assertEqual((shape, results), ("s", [["v", True]]))
 
     def test_many_tensors_in_one_call(self):
@@ -98,7 +118,14 @@ class Operators(HostCase):
         a = client.upload(range(count))
         slots = [tensor(index, [1]) for index in range(count)]
         values = [address(a, 4 * index) for index in range(count)]
-        client.run("aten::_foreach_mul.Scalar", "self:List[Tensor],scalar:number", [slots, 2], slots="T" * count, values=values, keep=(kept := client.next_signature()))
+        client.run(
+            "aten::_foreach_mul.Scalar",
+            "self:List[Tensor],scalar:number",
+            [slots, 2],
+            slots="T" * count,
+            values=values,
+            keep=(kept := client.next_signature()),
+        )
         numbers = [client.next_number() for _ in range(count)]
         client.call(kept, "T" * count, values, numbers)
         self.assertEqual(client.floats(numbers[299], [1]), [598])
@@ -131,7 +158,14 @@ class Operators(HostCase):
             number = client.next_number()
             client.call(kept, "TT", [address(a), address(a)], [number])
             self.assertEqual(client.floats(number, [2]), expected)
-            client.define(ADD[0], "self:Tensor,other:Tensor", [tensor(0, [2]), tensor(1, [2])], slots="TT", results=[new([2])], signature=kept)
+            client.define(
+                ADD[0],
+                "self:Tensor,other:Tensor",
+                [tensor(0, [2]), tensor(1, [2])],
+                slots="TT",
+                results=[new([2])],
+                signature=kept,
+            )
 
     def test_factories_are_made_on_the_device(self):
         keywords = {"dtype": Dtype(F32), "layout": Layout(), "device": Device(1), "pin_memory": False}
@@ -144,7 +178,14 @@ class Operators(HostCase):
         # `from` cannot stand in a call as it is.
         a = self.client.upload([0] * 64)
         arguments = [tensor(0, [64])], {"from": 5, "to": 6, "generator": Generator(0)}
-        kept = self.client.define("aten::random_.from", "self:Tensor,*from:int,*to:Optional[int],*generator:Optional[Generator]", *arguments, "T", "s", [["a", 0]])
+        kept = self.client.define(
+            "aten::random_.from",
+            "self:Tensor,*from:int,*to:Optional[int],*generator:Optional[Generator]",
+            *arguments,
+            "T",
+            "s",
+            [["a", 0]],
+        )
         self.client.call(kept, "T", [address(a)])
         self.client.call(kept, "T", [address(a)])
         self.assertEqual(self.client.floats(a, [64]), [5] * 64)
@@ -153,7 +194,10 @@ class Operators(HostCase):
         client = self.client
         a = client.upload([1, 2], code=F32)
         signature = client.define(
-            "aten::add.Scalar", "self:Tensor,other:number,alpha:number", [tensor(0, [2]), ScalarSlot(1), ScalarSlot(2)], slots="Tib",
+            "aten::add.Scalar",
+            "self:Tensor,other:number,alpha:number",
+            [tensor(0, [2]), ScalarSlot(1), ScalarSlot(2)],
+            slots="Tib",
             results=[new([2])],
         )
         for value, factor in ((-(2**40), True), (2**62, False)):
@@ -168,7 +212,9 @@ class Operators(HostCase):
         client = self.client
         a = client.upload(range(6), [2, 3])
         column = tensor(0, [2], [3])
-        signature = client.define("aten::add_.Scalar", "self:Tensor,other:number", [column, 100], slots="T", results=[["a", 0]])
+        signature = client.define(
+            "aten::add_.Scalar", "self:Tensor,other:number", [column, 100], slots="T", results=[["a", 0]]
+        )
         client.call(signature, "T", [address(a, 4)])
         client.call(signature, "T", [address(a, 8)])
         self.assertEqual(client.floats(a, [2, 3]), [0, 101, 102, 3, 104, 105])
@@ -181,9 +227,18 @@ class Operators(HostCase):
         a = client.upload([1, 2, 3, 4])
         # Without training dropout gives its argument back; _unsafe_view a view, which must become a tensor of its own.
         kinds = "input:Tensor,p:float,train:bool"
-        _, results, _, _ = client.run("aten::dropout", kinds, [tensor(0, [4]), 0.5, False], slots="T", values=[address(a)])
+        _, results, _, _ = client.run(
+            "aten::dropout", kinds, [tensor(0, [4]), 0.5, False], slots="T", values=[address(a)]
+        )
         self.assertEqual(results, [["a", 0]])
-        _, results, _, numbers = client.run("aten::_unsafe_view", "self:Tensor,size:List[int]", [tensor(0, [4]), [2, 2]], slots="T", values=[address(a)], keep=(kept := client.next_signature()))
+        _, results, _, numbers = client.run(
+            "aten::_unsafe_view",
+            "self:Tensor,size:List[int]",
+            [tensor(0, [4]), [2, 2]],
+            slots="T",
+            values=[address(a)],
+            keep=(kept := client.next_signature()),
+        )
         self.assertEqual(results, [["n", [2, 2], [2, 1], F32]])
         client.run(*ADD_, [tensor(0, [4]), tensor(1, [4])], slots="TT", values=[address(a)] * 2)
         self.assertEqual(client.floats(numbers[0], [2, 2]), [1, 2, 3, 4])
@@ -197,12 +252,25 @@ class Operators(HostCase):
         before = client.query(protocol.QUERY_MEMORY)["held_bytes"]
         a, out = client.upload([1, -2, 3]), client.alloc(0)
         _, results, resized, _ = client.run(
-            "aten::abs.out", "self:Tensor,*out:Tensor", [tensor(0, [3])], {"out": tensor(1, [0], [1])}, "TT", [address(a), address(out)]
+            "aten::abs.out",
+            "self:Tensor,*out:Tensor",
+            [tensor(0, [3])],
+            {"out": tensor(1, [0], [1])},
+            "TT",
+            [address(a), address(out)],
         )
         self.assertEqual((results, resized), ([["a", 1]], [[1, [3], [1]]]))
         self.assertEqual(client.floats(out, [3]), [1, 2, 3])
         self.assertEqual(client.query(protocol.QUERY_MEMORY)["held_bytes"], before + 24)
-        signature = client.define("aten::abs.out", "self:Tensor,*out:Tensor", [tensor(0, [3])], {"out": tensor(1, [0], [1])}, "TT", "s", [["a", 1]])
+        signature = client.define(
+            "aten::abs.out",
+            "self:Tensor,*out:Tensor",
+            [tensor(0, [3])],
+            {"out": tensor(1, [0], [1])},
+            "TT",
+            "s",
+            [["a", 1]],
+        )
         other = client.alloc(0)
         client.call(signature, "TT", [address(a), address(other)])
         with self.assertRaisesRegex(HostError, "was resized"):
@@ -227,7 +295,14 @@ class Operators(HostCase):
     def test_data_that_changes_a_results_size_is_an_error_not_wrong_data(self):
         client = self.client
         a = client.upload([1, 0, 3])
-        _, results, _, _ = client.run("aten::nonzero", "self:Tensor", [tensor(0, [3])], slots="T", values=[address(a)], keep=(kept := client.next_signature()))
+        _, results, _, _ = client.run(
+            "aten::nonzero",
+            "self:Tensor",
+            [tensor(0, [3])],
+            slots="T",
+            values=[address(a)],
+            keep=(kept := client.next_signature()),
+        )
         self.assertEqual(results[0][1], [2, 1])
         b, number = client.upload([1, 1, 1]), client.next_number()
         client.call(kept, "T", [address(b)], [number])
@@ -239,7 +314,9 @@ class Errors(HostCase):
     def test_the_first_error_waits_and_its_results_are_poisoned(self):
         client = self.client
         a, b = client.upload([1, 2]), client.upload([1, 2, 3])
-        bad = client.define(*ADD[:1], "self:Tensor,other:Tensor", [tensor(0, [2]), tensor(1, [3])], slots="TT", results=[new([2])])
+        bad = client.define(
+            *ADD[:1], "self:Tensor,other:Tensor", [tensor(0, [2]), tensor(1, [3])], slots="TT", results=[new([2])]
+        )
         good = client.define(*MUL, [tensor(0, [2]), tensor(1, [2])], slots="TT", results=[new([2])])
         wrong, later = client.next_number(), client.next_number()
         client.call(bad, "TT", [address(a), address(b)], [wrong])
@@ -250,7 +327,10 @@ class Errors(HostCase):
         self.assertEqual((body["op"], body["kind"], body["signature"]), ("aten::add.Tensor", "RuntimeError", bad))
         self.assertIn("must match the size", body["message"])
         self.assertIsNone(client.wait())
-        for use in (lambda: client.floats(later, [2]), lambda: client.ask(protocol.ITEM, body=encode(descriptor(wrong, [1])))):
+        for use in (
+            lambda: client.floats(later, [2]),
+            lambda: client.ask(protocol.ITEM, body=encode(descriptor(wrong, [1]))),
+        ):
             with self.assertRaises(HostError) as caught:
                 use()
             self.assertEqual(caught.exception.body["signature"], bad)
@@ -340,7 +420,9 @@ class Memory(HostCase):
         before = client.query(protocol.QUERY_MEMORY)["held_bytes"]
         a = client.upload([1.0])
         wide = [1 << 19]
-        expand = client.define("aten::add.Scalar", "self:Tensor,other:number", [tensor(0, wide, [0]), 1], slots="T", results=[new(wide)])
+        expand = client.define(
+            "aten::add.Scalar", "self:Tensor,other:number", [tensor(0, wide, [0]), 1], slots="T", results=[new(wide)]
+        )
         for message in (
             lambda: client.alloc(2 << 20),
             lambda: client.alloc((1 << 63) + 5),
@@ -352,7 +434,13 @@ class Memory(HostCase):
             self.assertEqual(caught.exception.body["kind"], "OutOfMemoryError")
             self.assertRegex(caught.exception.body["message"], "MPS backend out of memory .*max allowed: 1.00 MiB")
         with self.assertRaisesRegex(HostError, "out of memory"):
-            client.run("aten::add.Scalar", "self:Tensor,other:number", [tensor(0, wide, [0]), 1], slots="T", values=[address(a)])
+            client.run(
+                "aten::add.Scalar",
+                "self:Tensor,other:number",
+                [tensor(0, wide, [0]), 1],
+                slots="T",
+                values=[address(a)],
+            )
         self.assertEqual(client.floats(a, [1]), [1])
         self.assertEqual(client.query(protocol.QUERY_MEMORY)["held_bytes"], before + 4)
 
@@ -374,7 +462,9 @@ class Bulk(HostCase):
         self.assertEqual(client.floats(a, [60_000]), values)
         b = client.alloc(len(data))
         client.ring[4096 : 4096 + len(data)] = data
-        client.send(frames.message(protocol.UPLOAD_RING, 4096, len(data), body=encode(descriptor(b, [300, 200], [1, 300]))))
+        client.send(
+            frames.message(protocol.UPLOAD_RING, 4096, len(data), body=encode(descriptor(b, [300, 200], [1, 300])))
+        )
         client.ask(protocol.DOWNLOAD_RING, 524_288, body=encode(descriptor(b, [60_000])))
         got = struct.unpack("<60000f", client.ring[524_288 : 524_288 + len(data)])
         self.assertEqual(got[:3], (0, 200, 400))
@@ -418,14 +508,18 @@ class Things(HostCase):
 
     def test_generators_seed_save_and_restore(self):
         client = self.client
-        seed = lambda number, what, value: client.send(frames.message(protocol.GENERATOR, number, what) + struct.pack("<Q", value))  # noqa: E731
+        seed = lambda number, what, value: client.send(
+            frames.message(protocol.GENERATOR, number, what) + struct.pack("<Q", value)
+        )  # noqa: E731
         seed(0, protocol.GENERATOR_SEED, 5)
         first = self.random(0)
         seed(9, protocol.GENERATOR_NEW, 5)
         self.assertEqual(self.random(9), first)
         state = client.ask(protocol.GENERATOR, 9, protocol.GENERATOR_GET_STATE, raw=True)
         second = self.random(9)
-        client.send(frames.message(protocol.GENERATOR, 9, protocol.GENERATOR_SET_STATE) + struct.pack("<I", len(state)) + state)
+        client.send(
+            frames.message(protocol.GENERATOR, 9, protocol.GENERATOR_SET_STATE) + struct.pack("<I", len(state)) + state
+        )
         client.reply()
         self.assertEqual(self.random(9), second)
         self.assertNotEqual(first, second)

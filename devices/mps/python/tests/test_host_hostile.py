@@ -63,34 +63,50 @@ BROKEN = {
     "unknown shape": (relu(shape="z"), "predicted results have the wrong form"),
     "run of the wrong form": (body_message(protocol.RUN, [1]), "a RUN has the wrong form"),
     "too few slot values": (
-        body_message(protocol.RUN, [0, *RELU, [tensor(0, [2])], {}, "T", []]), "0 values came for 1 slots",
+        body_message(protocol.RUN, [0, *RELU, [tensor(0, [2])], {}, "T", []]),
+        "0 values came for 1 slots",
     ),
     "float for an address": (
-        body_message(protocol.RUN, [0, *RELU, [tensor(0, [2])], {}, "T", [1.5]]), "a slot of kind T got 1.5",
+        body_message(protocol.RUN, [0, *RELU, [tensor(0, [2])], {}, "T", [1.5]]),
+        "a slot of kind T got 1.5",
     ),
     "negative address": (body_message(protocol.RUN, [0, *RELU, [tensor(0, [2])], {}, "T", [-1]]), "kind T got -1"),
     "another client's storage": (
-        body_message(protocol.RUN, [0, *RELU, [tensor(0, [2])], {}, "T", [address(4)]]), "storage 4 is used but does not exist",
+        body_message(protocol.RUN, [0, *RELU, [tensor(0, [2])], {}, "T", [address(4)]]),
+        "storage 4 is used but does not exist",
     ),
     "bind of too many": (
-        body_message(protocol.RUN, [0, *RELU, [tensor(0, [2])], {}, "T", [address(1)]]) + frames.numbers(protocol.BIND, [8, 9]),
+        body_message(protocol.RUN, [0, *RELU, [tensor(0, [2])], {}, "T", [address(1)]])
+        + frames.numbers(protocol.BIND, [8, 9]),
         "a BIND of 2 numbers follows a RUN that made 1 results",
     ),
     "bind of nothing": (frames.numbers(protocol.BIND, [3]), "a BIND of 1 numbers follows a RUN that made 0 results"),
     "upload of another size": (
-        frames.message(protocol.UPLOAD, 3, body=encode(descriptor(1, [2])), data=b"abc"), "an upload of 3 bytes for a tensor of 8",
+        frames.message(protocol.UPLOAD, 3, body=encode(descriptor(1, [2])), data=b"abc"),
+        "an upload of 3 bytes for a tensor of 8",
     ),
     "descriptor of the wrong form": (body_message(protocol.ITEM, ["x"]), "a tensor's descriptor has the wrong form"),
     "descriptor out of range": (body_message(protocol.ITEM, [-1, [], [], F32]), "numbers out of range"),
-    "download of nothing": (body_message(protocol.DOWNLOAD, descriptor(99, [2])), "storage 99 is used but does not exist"),
-    "ring out of bounds": (
-        frames.message(protocol.DOWNLOAD_RING, 1 << 63, body=encode(descriptor(1, [2]))), "8 bytes at 9223372036854775808 of a ring",
+    "download of nothing": (
+        body_message(protocol.DOWNLOAD, descriptor(99, [2])),
+        "storage 99 is used but does not exist",
     ),
-    "ring not aligned": (frames.message(protocol.UPLOAD_RING, 8, 8, body=encode(descriptor(1, [2]))), "not a multiple of 16"),
-    "generator of nothing": (raw(protocol.GENERATOR, 5, protocol.GENERATOR_GET_STATE), "generator 5 is used but does not exist"),
+    "ring out of bounds": (
+        frames.message(protocol.DOWNLOAD_RING, 1 << 63, body=encode(descriptor(1, [2]))),
+        "8 bytes at 9223372036854775808 of a ring",
+    ),
+    "ring not aligned": (
+        frames.message(protocol.UPLOAD_RING, 8, 8, body=encode(descriptor(1, [2]))),
+        "not a multiple of 16",
+    ),
+    "generator of nothing": (
+        raw(protocol.GENERATOR, 5, protocol.GENERATOR_GET_STATE),
+        "generator 5 is used but does not exist",
+    ),
     "default generator freed": (raw(protocol.GENERATOR, 0, protocol.GENERATOR_FREE), "generator 0 is freed"),
     "huge generator state": (
-        raw(protocol.GENERATOR, 0, protocol.GENERATOR_SET_STATE, body=struct.pack("<I", 2**32 - 1)), "state of 4294967295 bytes",
+        raw(protocol.GENERATOR, 0, protocol.GENERATOR_SET_STATE, body=struct.pack("<I", 2**32 - 1)),
+        "state of 4294967295 bytes",
     ),
     "unknown wish of a generator": (raw(protocol.GENERATOR, 0, 9), "unknown wish 9"),
     "event of nothing": (raw(protocol.EVENT, 5, protocol.EVENT_WAIT), "event 5 is used but does not exist"),
@@ -160,7 +176,10 @@ class Streams(unittest.TestCase):
             for number in range(1, 60):
                 client.send(relu(number=number))
 
-        for flood, words in ((storages, "storages are over the limit of 1000"), (signatures, "more than 50 signatures")):
+        for flood, words in (
+            (storages, "storages are over the limit of 1000"),
+            (signatures, "more than 50 signatures"),
+        ):
             with self.subTest(words), Client(self.host) as client:
                 try:
                     flood(client)
@@ -231,9 +250,17 @@ class Survived(unittest.TestCase):
             with self.subTest(sizes=sizes), self.assertRaises(HostError):
                 client.run("aten::full", kinds, [sizes, 1.0], {"dtype": Dtype(F32)})
         with self.assertRaises(HostError):
-            client.run("aten::add.Scalar", "self:Tensor,other:number", [tensor(0, [2]), "x"], slots="T", values=[address(a)])
+            client.run(
+                "aten::add.Scalar", "self:Tensor,other:number", [tensor(0, [2]), "x"], slots="T", values=[address(a)]
+            )
         nan = float("nan")
-        signature = client.define("aten::mul.Scalar", "self:Tensor,other:number", [tensor(0, [2]), ScalarSlot(1)], slots="Tf", results=[new([2])])
+        signature = client.define(
+            "aten::mul.Scalar",
+            "self:Tensor,other:number",
+            [tensor(0, [2]), ScalarSlot(1)],
+            slots="Tf",
+            results=[new([2])],
+        )
         number = client.next_number()
         client.call(signature, "Tf", [address(a), nan], [number])
         self.assertTrue(all(value != value for value in client.floats(number, [2])))
@@ -260,11 +287,19 @@ class Fuzz(unittest.TestCase):
     """Messages that are nearly right, against real workers."""
 
     OPERATORS = (
-        ("aten::relu", "self:Tensor"), ("aten::add.Tensor", "self:Tensor,other:Tensor"), ("aten::mul_.Tensor", "self:Tensor,other:Tensor"),
-        ("aten::sum", "self:Tensor"), ("aten::cat", "tensors:List[Tensor],dim:int"), ("aten::mm", "self:Tensor,mat2:Tensor"),
-        ("aten::sort", "self:Tensor,dim:int"), ("aten::full", "size:List[int],fill_value:number"), ("aten::gather", "self:Tensor,dim:int,index:Tensor"),
-        ("aten::abs.out", "self:Tensor,*out:Tensor"), ("aten::_foreach_add_.Scalar", "self:List[Tensor],scalar:number"),
-        ("aten::view", "self:Tensor"), ("aten::nonsense", ""),
+        ("aten::relu", "self:Tensor"),
+        ("aten::add.Tensor", "self:Tensor,other:Tensor"),
+        ("aten::mul_.Tensor", "self:Tensor,other:Tensor"),
+        ("aten::sum", "self:Tensor"),
+        ("aten::cat", "tensors:List[Tensor],dim:int"),
+        ("aten::mm", "self:Tensor,mat2:Tensor"),
+        ("aten::sort", "self:Tensor,dim:int"),
+        ("aten::full", "size:List[int],fill_value:number"),
+        ("aten::gather", "self:Tensor,dim:int,index:Tensor"),
+        ("aten::abs.out", "self:Tensor,*out:Tensor"),
+        ("aten::_foreach_add_.Scalar", "self:List[Tensor],scalar:number"),
+        ("aten::view", "self:Tensor"),
+        ("aten::nonsense", ""),
     )
 
     def setUp(self):
@@ -334,7 +369,9 @@ class Fuzz(unittest.TestCase):
                 name, kinds, arguments, keywords, slots = self.signature()
                 keep = client.next_signature() if dice.random() < 0.6 else 0
                 before = client.number
-                shape, results, resized, _ = client.run(name, kinds, arguments, keywords, slots, self.values(slots, live), keep)
+                shape, results, resized, _ = client.run(
+                    name, kinds, arguments, keywords, slots, self.values(slots, live), keep
+                )
                 live.extend(range(before + 1, client.number + 1))
                 if keep and not resized and all(result is None or result[0] in "an" for result in results):
                     defined.append((keep, slots, sum(result is not None and result[0] == "n" for result in results)))

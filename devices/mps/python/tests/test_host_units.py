@@ -89,7 +89,12 @@ class Quick(unittest.TestCase):
             self.assertFalse(bindings.complete(operator, [tensor, [1]], {}, [tensor, [1], True], {}))
             self.assertFalse(bindings.complete(operator, [some(), [1]], {}, [tensor, [1]], {}))
             self.assertTrue(bindings.complete(operator, [tensor, [1], False], {}, [tensor, [1]], {}))
-        for one, other, equal in ((1, 1.0, False), (True, 1, False), (float("nan"), float("nan"), True), ([1], (1,), True)):
+        for one, other, equal in (
+            (1, 1.0, False),
+            (True, 1, False),
+            (float("nan"), float("nan"), True),
+            ([1], (1,), True),
+        ):
             self.assertIs(bindings.same(one, other), equal)
 
 
@@ -104,7 +109,10 @@ class Quirks(unittest.TestCase):
         self.assertIs(quirks.wrapped(operator, torch.device("cpu")), operator.call)
 
     def test_a_tensor_that_is_written_with_strides_gets_its_values(self):
-        for make in (lambda operator: quirks.elsewhere(operator, torch.Tensor.contiguous), lambda operator: quirks.on_processor(operator, torch.device("cpu"))):
+        for make in (
+            lambda operator: quirks.elsewhere(operator, torch.Tensor.contiguous),
+            lambda operator: quirks.on_processor(operator, torch.device("cpu")),
+        ):
             target, expected = some().t(), some().t()
             call = make(schemas.find("aten::addcdiv_"))
             self.assertIs(call(target, some().t(), some().t() + 1, value=2), target)
@@ -139,7 +147,9 @@ class Schemas(unittest.TestCase):
             may += 1
             for result in operator.returns:
                 self.assertTrue(result.alias_info is None or result.alias_info.is_write, name)
-            self.assertFalse(any("Storage" in str(a.type) or "Stream" in str(a.type) for a in operator.arguments.values()), name)
+            self.assertFalse(
+                any("Storage" in str(a.type) or "Stream" in str(a.type) for a in operator.arguments.values()), name
+            )
         self.assertGreater(may, 1500)
         self.assertGreater(refused, 100)
 
