@@ -131,6 +131,26 @@ def dlpack_maker(pool: Pool):
     return make
 
 
+def _giver(library: ctypes.CDLL):
+    """`give(handle) -> tensor`. Torch's binding makes a Python object of a handle's tensor and, despite its name, leaves
+    the handle, which holds the tensor too: it has to be deleted, or nothing made so is ever freed. A torch that deletes
+    it itself is told apart by the first tensor's count."""
+    steal, capsule, delete = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr, _new_capsule, library.aoti_torch_delete_tensor_object
+    delete.argtypes = [ctypes.c_void_p]
+    leaves_handle = None
+
+    def give(handle: ctypes.c_void_p):
+        nonlocal leaves_handle
+        tensor = steal(capsule(handle.value, None, None))
+        if leaves_handle is None:
+            leaves_handle = tensor._use_count() > 1
+        if leaves_handle:
+            delete(handle)
+        return tensor
+
+    return give
+
+
 def shim_maker(pool: Pool, library: ctypes.CDLL):
     """`make` by torch's C shim and a finalizer."""
     lost = []
@@ -152,7 +172,7 @@ def shim_maker(pool: Pool, library: ctypes.CDLL):
         ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64,
         ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p,
     ]  # fmt: skip
-    steal, capsule, finalize = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr, _new_capsule, weakref.finalize
+    give, finalize = _giver(library), weakref.finalize
     free = pool.free
 
     def make(layout: Layout):
@@ -165,7 +185,7 @@ def shim_maker(pool: Pool, library: ctypes.CDLL):
         )
         if failed:
             raise RuntimeError(f"lighter-mps: torch made no tensor of {layout.sizes} {layout.dtype}")
-        tensor = steal(capsule(handle.value, None, None))
+        tensor = give(handle)
         finalize(tensor.untyped_storage(), gone, number).atexit = False
         return tensor, number
 
@@ -178,19 +198,29 @@ def shim_as_strided(library: ctypes.CDLL):
     reinterpret.argtypes = [
         ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
     ]  # fmt: skip
-    steal, capsule = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr, _new_capsule
+    give = _giver(library)
 
     def as_strided(tensor, size, stride, storage_offset=None):
         rank = len(size)
         array = (ctypes.c_int64 * (2 * rank + 1))(*size, *stride)
         place = ctypes.addressof(array)
         source, result = ctypes.c_void_p(tensor._cdata), ctypes.c_void_p()
-        # The shim counts from the tensor's own offset.
-        shift = 0 if storage_offset is None else storage_offset - tensor.storage_offset()
+        own_offset = tensor.storage_offset()
+        offset = own_offset if storage_offset is None else storage_offset
+        storage, width = tensor.untyped_storage().nbytes(), tensor.element_size()
+        reach = span(size, stride)
+        # The shim checks no bounds.
+        if reach and (offset + reach) * width > storage:
+            raise RuntimeError(
+                f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize {width} "
+                f"requiring a storage size of {(offset + reach) * width} are out of bounds for storage of size {storage}"
+            )
+        # It counts from the tensor's own offset.
+        shift = offset - own_offset
         handle = ctypes.addressof(source)
         if reinterpret(handle, rank, place, place + 8 * rank, shift, ctypes.byref(result)):
             raise RuntimeError(f"lighter-mps: torch made no view of sizes {size}, strides {stride}")
-        return steal(capsule(result.value, None, None))
+        return give(result)
 
     return as_strided
 
