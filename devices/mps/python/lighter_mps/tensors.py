@@ -173,6 +173,8 @@ def shim_maker(pool: Pool, library: ctypes.CDLL):
         ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p,
     ]  # fmt: skip
     give, finalize = _giver(library), weakref.finalize
+    untrack = ctypes.pythonapi.PyObject_GC_UnTrack
+    untrack.restype, untrack.argtypes = None, [ctypes.py_object]
     free = pool.free
 
     def make(layout: Layout):
@@ -186,7 +188,11 @@ def shim_maker(pool: Pool, library: ctypes.CDLL):
         if failed:
             raise RuntimeError(f"lighter-mps: torch made no tensor of {layout.sizes} {layout.dtype}")
         tensor = give(handle)
-        finalize(tensor.untyped_storage(), gone, number).atexit = False
+        storage = tensor.untyped_storage()
+        # Torch's storage object is kept alive by C++ without the collector knowing; one that it breaks up as garbage
+        # would seem gone here while tensors still use it.
+        untrack(storage)
+        finalize(storage, gone, number).atexit = False
         return tensor, number
 
     return make
