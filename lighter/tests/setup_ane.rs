@@ -109,7 +109,11 @@ fn a_package_with_another_checksum_is_refused() {
 fn what_is_not_there_is_removed_without_an_error() {
     let host = Host::new();
     let output = host.setup(&["--remove"], &own_path());
-    assert!(output.status.success() && text_of(&output).contains("nothing to remove"), "{}", text_of(&output));
+    assert!(
+        output.status.success() && text_of(&output).contains("nothing to remove"),
+        "{}",
+        text_of(&output)
+    );
 }
 
 #[test]
