@@ -47,6 +47,9 @@ impl Maker {
     fn watch(&self, gil: Gil<'_>, tensor: Object<'_>, number: Number) -> Result<(), Raised> {
         let method = tensor.attribute(self.untyped_storage)?;
         let storage = method.object().call(&[])?;
+        // Torch's storage object is kept alive by C++ without the collector knowing; one that it breaks up as garbage would
+        // seem gone while tensors still use it.
+        storage.object().hide_from_collector();
         let told = gil.integer(number.value())?;
         let callback = gil.function(&DEFINITION, told.object())?;
         let watch = storage.object().weak_reference(callback.object())?.object().keep();

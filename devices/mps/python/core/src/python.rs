@@ -370,6 +370,12 @@ impl<'a> Object<'a> {
         unsafe { ffi::PyList_CheckExact(self.pointer()) != 0 }
     }
 
+    /// Takes the object out of the garbage collector's sight; its end by its references stays as it is.
+    pub(crate) fn hide_from_collector(self) {
+        // SAFETY: a living object of a type that the collector knows; to hide one that is hidden does nothing.
+        unsafe { ffi::PyObject_GC_UnTrack(self.pointer().cast()) }
+    }
+
     /// A weak reference that calls `callback` when the object goes.
     pub(crate) fn weak_reference(self, callback: Object<'_>) -> Result<Owned<'a>, Raised> {
         // SAFETY: two living objects; a new reference or null with an error set.
