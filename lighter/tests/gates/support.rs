@@ -251,6 +251,7 @@ impl Daemon {
     }
 
     /// Starts one whose `[metal]` section holds these lines besides; they may go on with other sections, `[ane]` last.
+    /// `@dir@` in them stands for the daemon's own folder.
     pub(crate) fn with(engine: &Engine, sections: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("lighter-gate-").tempdir().unwrap();
         // Containers whose users are remapped must reach the client folder below it.
@@ -264,12 +265,21 @@ impl Daemon {
         } else {
             format!("engine_root = \"{}\"", engine_root("metal").display())
         };
-        // A gate that is not about the device does without it, and without the doctor's word on its host part.
-        let ane = if sections.contains("[ane]") { "" } else { "[devices]\nane = false\n[ane]" };
+        // A gate that is not about a device does without it, and without the doctor's word on its host part.
+        let off = ["ane", "mps"].map(|device| {
+            if sections.contains(&format!("[{device}]")) {
+                String::new()
+            } else {
+                format!("{device} = false\n")
+            }
+        });
+        let off = off.concat();
+        let ane = if sections.contains("[ane]") { "" } else { "[ane]" };
+        let sections = sections.replace("@dir@", &dir.path().display().to_string());
         let config = format!(
             "[daemon]\nstate_dir = \"{0}/state\"\nspec_dir = \"{1}\"\nclient_dir = \"{0}/client\"\nlog_file = \"{0}/log\"\n\
              hook = \"{2}\"\nplugin_dir = \"{4}\"\n[engines]\ndocker = [\"{3}\"]\n\
-             [metal]\n{engine_root}\ncache_dir = \"{0}/cache\"\n{sections}\n\
+             [devices]\n{off}[metal]\n{engine_root}\ncache_dir = \"{0}/cache\"\n{sections}\n\
              {ane}\nstate_dir = \"{0}/ane\"\ncache_dir = \"{0}/ane-cache\"\n",
             dir.path().display(),
             engine.spec_dir().display(),
@@ -289,7 +299,8 @@ impl Daemon {
             std::fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
         let child = self.lighter().arg("start").stderr(log).stdin(Stdio::null()).spawn().unwrap();
         self.child = Some(child);
-        eventually("the daemon answers", || {
+        // It answers once it has asked the host's torch, which may take its time to load.
+        eventually_within(90, "the daemon answers", || {
             if let Some(status) = self.child.as_mut().unwrap().try_wait().unwrap() {
                 panic!("the daemon ended with {status}\n{}", self.log());
             }
@@ -351,7 +362,7 @@ impl Drop for Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
-        for device in ["metal", "ane"] {
+        for device in ["metal", "ane", "mps"] {
             let _ = std::fs::remove_file(self.spec_dir.join(format!("lighter.sh-{device}.json")));
         }
         if std::thread::panicking() {

@@ -44,6 +44,8 @@ FAILURES = ("wrong", "missing")
 # The host may be another build of torch, with other sums of the same numbers.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 NO_FLOAT64 = "Cannot convert a MPS Tensor to float64"
+# What these return was never written, and need not differ from one call to the next.
+UNWRITTEN = ("empty", "new_empty")
 # How the host names an operator that its torch has not, or not with these arguments.
 REFUSED = re.compile(r"the host's (torch )?\S+ (has no|knows no|needs)|in the host's \S+")
 # Operators that want their indices on the processor, where torch's list leaves them.
@@ -207,7 +209,7 @@ def check_sample(operator, sample) -> str:
     expected = expect(operator, sample)
     if expected[0] is None:
         return "unsupported"
-    outcome = "pass"
+    outcome = "random" if operator.name.startswith(UNWRITTEN) else "pass"
     for turn in ("learned", "known"):
         try:
             run_sample(operator, sample, expected, outcome == "pass")
