@@ -6,10 +6,11 @@ import sys
 import unittest
 from unittest import mock
 
-import lighter_mps
+import ondevice  # noqa: F401  (first: it makes the device)
 import torch
+
+import lighter_mps
 from lighter_mps import link
-from ondevice import assert_as_on_cpu  # noqa: F401  (starts the device)
 
 
 def train(model, inputs, steps=3, **options):
