@@ -15,7 +15,7 @@ import warnings
 
 import torch
 
-from . import copies, local, signatures
+from . import copies, local, signatures, versions
 
 _falls_through = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough
 
@@ -135,7 +135,7 @@ def _register_all(hot, register, schemas: dict) -> int:
         schema = schemas.get(full)
         base = full[len("aten::") :]
         if schema is not None and base not in table and _wanted(base, schema):
-            register(base, make(hot, full, schema))
+            register(base, versions.adapted(base, make(hot, full, schema)))
             count += 1
     return count
 
