@@ -14,6 +14,8 @@ from .. import kernels, signatures
 
 _op = torch.ops.aten.scaled_dot_product_attention.default
 _parts = torch.ops.aten._scaled_dot_product_attention_math.default
+# `torch.func` wraps tensors; before torch 2.15 its wrapper of a tensor on mps has the key of no backend.
+_UNKNOWN_BACKEND = "AutogradOther"
 _composite = torch._C.DispatchKey.CompositeImplicitAutograd
 # Where torch takes the operator apart under `vmap`; the first is newer.
 _VMAP_KEYS = ("FuncTorchVmapMode", "FuncTorchBatchedDecomposition")
@@ -59,7 +61,7 @@ def _taken_apart(query, *args, **kwargs):
 
 def install() -> None:
     """Registers the kernels."""
-    kernels_by_key = {"AutogradMPS": _with_autograd, "MPS": _on_host()}
+    kernels_by_key = {"AutogradMPS": _with_autograd, "MPS": _on_host(), _UNKNOWN_BACKEND: _taken_apart}
     for key in _VMAP_KEYS:
         if torch._C._dispatch_has_kernel_for_dispatch_key(_op._schema.name, key):
             kernels_by_key[key] = _taken_apart
