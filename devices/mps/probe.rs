@@ -129,12 +129,7 @@ fn ask(python: &Path, config: &MpsConfig, limit: Duration) -> Result<Torch, Stri
     let mut command = command_for(&program, python, config);
     command.args(program.args());
     let sandbox = if config.sandbox {
-        let folders = [
-            PathBuf::from("/"),
-            python.to_owned(),
-            std::fs::canonicalize(python).unwrap_or_else(|_| python.to_owned()),
-            host_package(config).to_owned(),
-        ];
+        let folders = asked_folders(python, config);
         let prepared = sandbox::prepare(&sandbox::Needs {
             kind: Kind::Mps,
             program: program.file(),
@@ -158,6 +153,23 @@ fn ask(python: &Path, config: &MpsConfig, limit: Duration) -> Result<Torch, Stri
         }
         Answer::Missing { reason, .. } => Err(cut(&reason)),
     }
+}
+
+/// What the child that asks may read. Where all lies open: what everybody may read. Else it passes folders that are closed to
+/// others, and sees no more behind them than the Python, its environment, torch and lighter's package.
+fn asked_folders(python: &Path, config: &MpsConfig) -> Vec<PathBuf> {
+    let real = std::fs::canonicalize(python).unwrap_or_else(|_| python.to_owned());
+    let mut needed = vec![python.to_owned(), real.clone(), host_package(config).to_owned()];
+    needed.extend(config.torch_path.iter().cloned());
+    // `bin` is in the Python's folder, or in that of its environment.
+    needed.extend([python, &real].into_iter().filter_map(|path| path.ancestors().nth(2)).map(Path::to_owned));
+    needed.retain(|path| !is_too_wide(path));
+    if needed.iter().any(|path| sandbox::closed_on_the_way(path).is_some()) {
+        needed.extend(crate::system::folders(Path::new("/")));
+    } else {
+        needed.push(PathBuf::from("/"));
+    }
+    needed
 }
 
 /// What a worker reads: what its Python named, lighter's package, and what every program reads.
@@ -227,6 +239,31 @@ mod tests {
         let text = r#"{"missing":"torch","reason":"No module named 'torch'"}"#;
         assert!(matches!(serde_json::from_str(text), Ok(Answer::Missing { .. })));
         assert!(serde_json::from_str::<Answer>("{}").is_err());
+    }
+
+    #[test]
+    fn behind_a_closed_folder_no_more_is_seen_than_what_is_asked_about() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let torch = dir.path().join("home/torch");
+        std::fs::create_dir_all(&torch).unwrap();
+        let set = |mode| {
+            let home = dir.path().join("home");
+            std::fs::set_permissions(home, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let config = MpsConfig { torch_path: vec![torch.clone()], ..MpsConfig::default() };
+        let python = Path::new("/usr/bin/python3");
+        set(0o755);
+        assert!(asked_folders(python, &config).contains(&PathBuf::from("/")));
+        set(0o700);
+        let closed = asked_folders(python, &config);
+        for wide in ["/", "/usr", "/etc"] {
+            assert!(!closed.contains(&PathBuf::from(wide)), "{wide}");
+        }
+        for needed in [torch, python.to_owned(), "/usr/lib".into()] {
+            assert!(closed.contains(&needed), "{needed:?}");
+        }
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl Process {
     }
 
     /// Kills it if need be and waits for its end.
-    fn end(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn end(&mut self) -> Option<ExitStatus> {
         // Fails only when it has been reaped.
         let _ = self.worker.child.kill();
         self.worker.child.wait().ok()

@@ -146,7 +146,7 @@ pub(crate) fn prepare(needs: &Needs<'_>) -> Result<Sandbox, SandboxError> {
 }
 
 /// The first folder on the way to a place that others may not pass: a home, say.
-fn closed_on_the_way(place: &Path) -> Option<PathBuf> {
+pub(crate) fn closed_on_the_way(place: &Path) -> Option<PathBuf> {
     let place = std::fs::canonicalize(place).ok()?;
     let is_closed = |folder: &&Path| {
         std::fs::metadata(folder).is_ok_and(|found| found.is_dir() && found.mode() & 0o001 == 0)

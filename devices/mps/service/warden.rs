@@ -344,7 +344,9 @@ impl Warden {
     }
 
     fn remove(&mut self, stream: u64) -> Option<Serving> {
-        let serving = self.streams.remove(&stream)?;
+        let mut serving = self.streams.remove(&stream)?;
+        // Before it is counted as gone.
+        serving.live.process.end();
         self.shared.workers.fetch_sub(1, Ordering::Relaxed);
         let open = self.streams.len();
         self.readings().stream_ended(stream, open);
