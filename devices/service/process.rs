@@ -70,7 +70,13 @@ impl Process {
         if !poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
             return Ok(None);
         }
-        recv(&self.worker.control)
+        match recv(&self.worker.control) {
+            // Told once by a worker's end that left a message of ours unread; what it said before that is still there.
+            Err(PacketError::Socket(error)) if error.kind() == std::io::ErrorKind::ConnectionReset => {
+                recv(&self.worker.control)
+            }
+            message => message,
+        }
     }
 
     /// The lines that it has written since the last call; remembered for the case of a crash.

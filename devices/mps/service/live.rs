@@ -75,14 +75,7 @@ impl Live {
         if !is_readable(self.process.control()) {
             return Heard::Nothing;
         }
-        let message = match self.process.message() {
-            // Told once by a worker's end that left a question of ours unread; what it said before that is still there.
-            Err(PacketError::Socket(error)) if error.kind() == std::io::ErrorKind::ConnectionReset => {
-                self.process.message()
-            }
-            message => message,
-        };
-        match message {
+        match self.process.message() {
             Ok(Some((message, _))) => Heard::Message(message),
             Ok(None) => Heard::End,
             Err(PacketError::Socket(_)) => Heard::End,
