@@ -17,7 +17,7 @@ from lighter_mps_wire import frames, protocol
 from lighter_mps_wire.protocol import address
 from lighter_mps_wire.values import Dtype, Generator, ScalarSlot, TensorSlot, WireError, encode
 
-MESSAGES = int(os.environ.get("LIGHTER_FUZZ_MESSAGES", "3000"))
+MESSAGES = int(os.environ.get("LIGHTER_FUZZ_MESSAGES", "1000"))
 SEED = int(os.environ.get("LIGHTER_FUZZ_SEED", "1"))
 RELU = ("aten::relu", "self:Tensor")
 
