@@ -26,7 +26,7 @@ def samples():
     whole, mask = tensor(3, 4, dtype=I64), tensor(3, 4) > 0
     flipped, half = tensor(4, 3, order=(1, 0)), tensor(3, 4, dtype=torch.float16)
     zero_dim = torch.tensor(2.0)
-    for name in sorted(rules._RULES):
+    for name in sorted(rules.RULES):
         overload = name[len("aten::") :].partition(".")
         op = getattr(getattr(aten, overload[0]), overload[2] or "default")
         arguments = [str(argument.type) for argument in op._schema.arguments]
@@ -178,7 +178,7 @@ class Predictions(unittest.TestCase):
                     self.assertEqual(code, signatures._codes[result.dtype])
                     if result.numel():
                         self.assertEqual(torch.empty_strided(sizes, strides).is_contiguous(), result.is_contiguous())
-        unused = {name for name in rules._RULES if name not in seen} - {"aten::sort.stable"}
+        unused = {name for name in rules.RULES if name not in seen} - {"aten::sort.stable"}
         self.assertEqual(unused, set())
         self.assertGreater(predicted, 250)
 
