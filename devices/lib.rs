@@ -8,6 +8,7 @@
 pub mod ane;
 pub mod ask;
 pub mod client;
+pub mod gpu;
 pub mod host;
 pub mod metal;
 pub mod mps;
