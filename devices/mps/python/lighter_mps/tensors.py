@@ -164,6 +164,8 @@ def shim_maker(pool: Pool, library: ctypes.CDLL):
         flag[0] = 0
         numbers = lost[:]
         del lost[: len(numbers)]
+        # The last first, as with the deleter.
+        numbers.reverse()
         return numbers
 
     pool.take = take
