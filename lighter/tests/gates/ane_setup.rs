@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `lighter setup ane` from the real index: what it fetches serves the device, and goes again.
 
+use std::path::Path;
 use std::process::Command;
 
 use crate::support::{stdout_of, text_of};
@@ -10,8 +11,10 @@ use crate::support::{stdout_of, text_of};
 fn what_setup_fetches_serves_the_device_until_it_is_removed() {
     let root = tempfile::tempdir().unwrap();
     let (engines, config) = (root.path().join("engines"), root.path().join("config.toml"));
+    let hook = std::env::var("LIGHTER_GATE_HOOK").expect("run this by tools/test");
+    let parts = Path::new(&hook).parent().expect("the hook lies in a folder");
     let text = format!(
-        "[ane]\nengine_root = {engines:?}\ncache_dir = {:?}\nstate_dir = {:?}\n",
+        "[daemon]\nplugin_dir = {parts:?}\n[ane]\nengine_root = {engines:?}\ncache_dir = {:?}\nstate_dir = {:?}\n",
         root.path().join("cache/ane"),
         root.path().join("state")
     );
