@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # The front door for people and CI: each target does its own set-up, and can be run again.
 
-.PHONY: help demo test test-quick gates gate-m10 gate-m11 gate-m12 op-db bench-metal bench-ane bench-mps fuzz build engine engine-start engine-stop images
+.PHONY: help demo test test-quick gates gate-m9 gate-m10 gate-m11 gate-m12 op-db bench-metal bench-ane bench-mps fuzz build engine engine-start engine-stop images
 
 help: ## List the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)$$/\1	\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -18,6 +18,9 @@ test-quick: ## Form, lints, unit and property tests: no engine, no root
 gates: ## All tests, the long gates, and some minutes of fuzzing
 	tools/test gates
 	tools/fuzz 180
+
+gate-m9: ## Gate m9 alone: Mesa in a container computes on the host's GPU
+	tools/test gate m9
 
 gate-m10: ## Gate m10 alone: ONNX Runtime in a container against the container's own processor
 	tools/test gate m10

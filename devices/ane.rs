@@ -47,7 +47,7 @@ impl Device for Ane {
     fn probe(&self, host: &Host) -> Probe {
         match client_files::check(host) {
             Ok(()) => probe::probe(&host.program, &self.config),
-            Err(missing) => Probe::Missing { reason: missing.reason, remedy: missing.remedy },
+            Err(missing) => missing.into(),
         }
     }
 

@@ -40,6 +40,21 @@ pub enum Probe {
     },
 }
 
+/// What a device needs is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// Why.
+    pub reason: String,
+    /// What the user can do.
+    pub remedy: String,
+}
+
+impl From<Missing> for Probe {
+    fn from(missing: Missing) -> Self {
+        Self::Missing { reason: missing.reason, remedy: missing.remedy }
+    }
+}
+
 /// One engine of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engine {

@@ -8,6 +8,7 @@
 pub mod ane;
 pub mod ask;
 pub mod client;
+pub mod engine_root;
 pub mod gpu;
 pub mod host;
 pub mod metal;

@@ -43,7 +43,7 @@ impl Device for Mps {
     fn probe(&self, host: &Host) -> Probe {
         match client_files::check(host) {
             Ok(()) => probe::probe(&self.config),
-            Err(missing) => Probe::Missing { reason: missing.reason, remedy: missing.remedy },
+            Err(missing) => missing.into(),
         }
     }
 

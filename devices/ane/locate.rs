@@ -7,6 +7,8 @@
 
 use std::path::{Path, PathBuf};
 
+pub use crate::host::Missing;
+
 use super::config::AneConfig;
 
 /// Folders of `lighter setup ane` below the engine root, in the order of preference for the processor.
@@ -25,15 +27,6 @@ pub struct Library {
     pub path: PathBuf,
     /// Folders that a process with it must be able to read.
     pub folders: Vec<PathBuf>,
-}
-
-/// ONNX Runtime is not there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
-    /// Why.
-    pub reason: String,
-    /// What the user can do.
-    pub remedy: String,
 }
 
 /// Finds the libraries, the one for the processor first; never empty. `system` is the folder that stands for `/` (for

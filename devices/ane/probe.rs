@@ -105,8 +105,7 @@ pub fn probe(program: &Path, config: &AneConfig) -> Probe {
 /// # Errors
 /// When there is no library or none that works.
 pub fn engines(program: &Path, config: &AneConfig) -> Result<Vec<AneEngine>, Missing> {
-    let libraries = locate(config, Path::new("/"))
-        .map_err(|missing| Missing { reason: missing.reason, remedy: missing.remedy })?;
+    let libraries = locate(config, Path::new("/"))?;
     let mut answers = Vec::new();
     let mut reasons = Vec::new();
     for library in libraries {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A client of Vulkan for tests and measurements: computes on a device and compares every value, or measures.
 //!
-//! usage: gpu_check [check|bench|hold|allocate BYTES] [DEVICE]
+//! usage: gpu_check [check|bench|hold|wait|allocate BYTES] [DEVICE]
 //!
 //! - `check` (the default) computes in three kinds of memory and prints `NAME: wrong values: 0`;
 //! - `bench` prints what a step takes, as one line of JSON;
 //! - `hold` computes again and again until something fails, and says what;
+//! - `wait` waits for one long computation, and says what failed;
 //! - `allocate` takes mapped memory piece by piece and writes to all of it, until BYTES or an error.
 //!
 //! DEVICE is part of a device's name; without it the first is taken. Ends with 1 where a value is wrong or a call fails.
@@ -34,14 +35,29 @@ fn main() -> Result<(), Failure> {
             let gpu = Gpu::open(words.next())?;
             println!("{}: holding", gpu.name);
             loop {
-                check(&gpu)?;
+                if let Err(error) = check(&gpu) {
+                    std::mem::forget(gpu);
+                    return Err(error);
+                }
             }
+        }
+        "wait" => {
+            let gpu = Gpu::open(words.next())?;
+            let mapped = gpu.map(4 << 20, *gpu.mapped_types().first().ok_or("no memory can be mapped")?)?;
+            gpu.bind(&mapped);
+            println!("{}: waiting", gpu.name);
+            if let Err(error) = gpu.run(1, 1 << 20, 1 << 20) {
+                // Not ended in order: Mesa would wait for a renderer that is gone.
+                std::mem::forget(gpu);
+                return Err(error.into());
+            }
+            Ok(())
         }
         "allocate" => {
             let most = words.next().ok_or("how many bytes?")?.parse()?;
             allocate(&Gpu::open(words.next())?, most)
         }
-        other => Err(format!("{other}: check, bench, hold or allocate").into()),
+        other => Err(format!("{other}: check, bench, hold, wait or allocate").into()),
     }
 }
 

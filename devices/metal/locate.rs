@@ -2,19 +2,14 @@
 //! Where ggml is on this host, and how a process that loads it must be started. Looks at files only.
 //!
 //! In this order: the libraries that the configuration names, the engine root that `lighter setup metal` made,
-//! the system's own libraries. A process for an engine root is started through the root's own loader, because
-//! the libraries in it may need a newer C library than the system's.
+//! the system's own libraries.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::config::{Libraries, MetalConfig};
+pub use crate::host::Missing;
 
-/// The multiarch triplet and the loader of this architecture, as in Debian.
-#[cfg(target_arch = "x86_64")]
-const PLATFORM: (&str, &str) = ("x86_64-linux-gnu", "ld-linux-x86-64.so.2");
-#[cfg(target_arch = "aarch64")]
-const PLATFORM: (&str, &str) = ("aarch64-linux-gnu", "ld-linux-aarch64.so.1");
+use super::config::{Libraries, MetalConfig};
+use crate::engine_root::{Loader, PLATFORM, joined, library_folder, system_library_folders, vulkan_drivers};
 
 /// ggml on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,24 +22,6 @@ pub struct EngineFiles {
     pub environment: Vec<(String, String)>,
     /// Folders that it must be able to read.
     pub folders: Vec<PathBuf>,
-}
-
-/// A dynamic loader and where it finds libraries.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Loader {
-    /// The loader program.
-    pub program: PathBuf,
-    /// Folders with libraries, for its `--library-path`.
-    pub library_path: OsString,
-}
-
-/// ggml is not there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
-    /// Why.
-    pub reason: String,
-    /// What the user can do.
-    pub remedy: String,
 }
 
 /// Finds ggml. `system` is the folder that stands for `/` (for tests).
@@ -92,47 +69,27 @@ fn configured(libraries: &Libraries, config: &MetalConfig, system: &Path) -> Res
 }
 
 fn engine_root(root: &Path, config: &MetalConfig, system: &Path) -> Result<Option<EngineFiles>, Missing> {
-    let (triplet, loader) = PLATFORM;
-    let library_dir = root.join("usr/lib").join(triplet);
-    let Some(libraries) = libraries_in(&library_dir) else {
+    let Some(libraries) = libraries_in(&library_folder(root)) else {
         return Ok(None);
     };
-    let places = ["lib64", "usr/lib64", "lib", "usr/lib"].map(|place| root.join(place).join(loader));
-    let program = places.into_iter().chain([library_dir.join(loader)]).find(|path| path.is_file());
-    let Some(program) = program else {
+    let Some(loader) = Loader::of_root(root) else {
         return Err(Missing {
-            reason: format!("engine root {} has ggml but no loader {loader}", root.display()),
+            reason: format!("engine root {} has ggml but no loader {}", root.display(), PLATFORM.1),
             remedy: "run `lighter setup metal` again".to_owned(),
         });
     };
-    // Drivers of the host that no package can bring, such as NVIDIA's, are found by the loader's own search.
-    let mut library_path = library_dir.clone().into_os_string();
-    for place in ["blas", "lapack"] {
-        let folder = library_dir.join(place);
-        if folder.is_dir() {
-            library_path.push(":");
-            library_path.push(folder);
-        }
-    }
     let mut environment = environment(config);
-    if let Some(drivers) = vulkan_drivers(root, system) {
-        environment.push(("VK_DRIVER_FILES".to_owned(), drivers));
+    let drivers = vulkan_drivers(root, system);
+    if !drivers.is_empty() {
+        environment.push(("VK_DRIVER_FILES".to_owned(), joined(&drivers)));
     }
     let mut folders = crate::system::folders(system);
     folders.push(root.to_owned());
-    Ok(Some(EngineFiles { libraries, loader: Some(Loader { program, library_path }), environment, folders }))
+    Ok(Some(EngineFiles { libraries, loader: Some(loader), environment, folders }))
 }
 
 fn system_libraries(config: &MetalConfig, system: &Path) -> Option<EngineFiles> {
-    let (triplet, _) = PLATFORM;
-    let usual = [
-        format!("usr/local/lib/{triplet}"),
-        "usr/local/lib".to_owned(),
-        format!("usr/lib/{triplet}"),
-        "usr/lib64".to_owned(),
-        "usr/lib".to_owned(),
-    ];
-    let folders = usual.iter().map(|place| system.join(place)).chain(crate::system::loader_folders(system));
+    let folders = system_library_folders(system);
     let libraries = folders.into_iter().find_map(|folder| libraries_in(&folder))?;
     let mut folders = crate::system::folders(system);
     folders.extend(libraries.base.parent().map(Path::to_owned));
@@ -146,28 +103,6 @@ fn libraries_in(folder: &Path) -> Option<Libraries> {
     let registry = find(["libggml.so.0", "libggml.so"])?;
     let backends = ["ggml/backends0", "ggml/backends", "ggml"].map(|name| folder.join(name));
     Some(Libraries { base, registry, backends_dir: backends.into_iter().find(|path| path.is_dir()) })
-}
-
-/// Vulkan drivers for a process in an engine root: the root's own, and the host's NVIDIA driver. The host's Mesa
-/// is left out: it is built against the host's libraries.
-fn vulkan_drivers(root: &Path, system: &Path) -> Option<String> {
-    let json_files = |folder: PathBuf| -> Vec<PathBuf> {
-        let entries: Vec<_> =
-            std::fs::read_dir(folder).map(|entries| entries.flatten().collect()).unwrap_or_default();
-        let mut files: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).collect();
-        files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
-        files.sort();
-        files
-    };
-    let mut files = Vec::new();
-    for place in ["etc/vulkan/icd.d", "usr/share/vulkan/icd.d"] {
-        files.extend(json_files(root.join(place)));
-        let is_nvidia =
-            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("nvidia"));
-        files.extend(json_files(system.join(place)).into_iter().filter(is_nvidia));
-    }
-    let files: Vec<String> = files.iter().map(|path| path.display().to_string()).collect();
-    (!files.is_empty()).then(|| files.join(":"))
 }
 
 fn environment(config: &MetalConfig) -> Vec<(String, String)> {

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::config::{Libraries, MetalConfig};
 use super::locate::{EngineFiles, locate};
 use crate::ask::AnswerError;
+use crate::engine_root;
 use crate::host::Probe;
 use crate::text::with_causes;
 
@@ -87,7 +88,7 @@ pub fn answer() -> Result<(), AnswerError> {
 pub fn probe(program: &Path, config: &MetalConfig) -> Probe {
     match locate(config, Path::new("/")) {
         Ok(files) => probe_files(program, config, &files),
-        Err(missing) => Probe::Missing { reason: missing.reason, remedy: missing.remedy },
+        Err(missing) => missing.into(),
     }
 }
 
@@ -111,16 +112,7 @@ pub fn probe_files(program: &Path, config: &MetalConfig, files: &EngineFiles) ->
 /// The command that starts `program` so that it can load these libraries, in a clean environment.
 #[must_use]
 pub fn command_for(program: &Path, files: &EngineFiles) -> Command {
-    let mut command = match &files.loader {
-        Some(loader) => {
-            let mut command = Command::new(&loader.program);
-            command.arg("--library-path").arg(&loader.library_path).arg(program);
-            command
-        }
-        None => Command::new(program),
-    };
-    command.env_clear().envs(files.environment.iter().map(|(name, value)| (name, value)));
-    command
+    engine_root::command(program, files.loader.as_ref(), &files.environment)
 }
 
 fn ask(program: &Path, files: &EngineFiles) -> Result<Answer, String> {

@@ -10,6 +10,8 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+pub use crate::host::Missing;
+
 use super::config::MpsConfig;
 
 /// Written by `lighter setup mps` into its folder when all is there.
@@ -18,15 +20,6 @@ pub const SETUP_MARK: &str = "VERSION";
 const MAX_CANDIDATES: usize = 12;
 /// Oldest minor version 3.x that lighter's package runs on.
 const OLDEST_MINOR: u32 = 10;
-
-/// No torch for the device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
-    /// Why.
-    pub reason: String,
-    /// What the user can do.
-    pub remedy: String,
-}
 
 /// The Pythons to ask, in this order; never empty. `path` is the variable `PATH`, `system` the folder that stands for
 /// `/` (for tests).

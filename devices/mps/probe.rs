@@ -137,6 +137,7 @@ fn ask(python: &Path, config: &MpsConfig, limit: Duration) -> Result<Torch, Stri
             own_folder: None,
             on_processor: false,
             max_bytes: 0,
+            apart: false,
         });
         Some(prepared.map_err(|error| with_causes(&error))?)
     } else {

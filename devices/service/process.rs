@@ -10,7 +10,7 @@ use std::process::ExitStatus;
 
 use lighter_wire::{PacketError, recv, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::{Pid, Signal, kill_process_group, pidfd_send_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -30,13 +30,14 @@ pub(crate) struct Process {
     lines: Lines,
     last_lines: VecDeque<String>,
     telling: &'static [&'static str],
+    is_reaped: bool,
 }
 
 impl Process {
     /// Takes a started worker. A line that holds one of `telling` says most about a crash.
     pub(crate) fn new(mut worker: Worker, telling: &'static [&'static str]) -> Self {
         let stderr = worker.child.stderr.take().map(OwnedFd::from);
-        Self { worker, lines: Lines::new(stderr), last_lines: VecDeque::new(), telling }
+        Self { worker, lines: Lines::new(stderr), last_lines: VecDeque::new(), telling, is_reaped: false }
     }
 
     pub(crate) fn control(&self) -> &OwnedFd {
@@ -115,10 +116,13 @@ impl Process {
         self.last_lines.iter().rev().find(is_telling).or(self.last_lines.back()).map(String::as_str)
     }
 
-    /// Kills it if need be and waits for its end.
+    /// Kills it if need be, with the processes that it has made, and waits for its end.
     pub(crate) fn end(&mut self) -> Option<ExitStatus> {
-        // Fails only when it has been reaped.
-        let _ = self.worker.child.kill();
+        if !self.is_reaped {
+            // It leads its group, whose number is nobody else's before it has been reaped.
+            let _ = kill_process_group(Pid::from_child(&self.worker.child), Signal::KILL);
+            self.is_reaped = true;
+        }
         self.worker.child.wait().ok()
     }
 }

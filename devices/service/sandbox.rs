@@ -73,6 +73,8 @@ pub(crate) struct Sandbox {
     pub(crate) landlock: RulesetCreated,
     pub(crate) seccomp: BpfProgram,
     pub(crate) limits: Vec<(Resource, Rlimit)>,
+    /// Whether it gets a network, an IPC and a host name of its own.
+    pub(crate) apart: bool,
 }
 
 /// Who a worker is.
@@ -116,6 +118,9 @@ pub(crate) struct Needs<'a> {
     pub(crate) on_processor: bool,
     /// Most bytes that containers' data takes in it.
     pub(crate) max_bytes: u64,
+    /// Whether it is a render server: in namespaces of its own, and with processes of its own, to which it speaks by
+    /// pairs of sockets.
+    pub(crate) apart: bool,
 }
 
 /// Restrictions for a worker.
@@ -140,8 +145,10 @@ pub(crate) fn prepare(needs: &Needs<'_>) -> Result<Sandbox, SandboxError> {
     Ok(Sandbox {
         user: can_change_users().then(user),
         landlock: landlock_rules(needs.program, needs.folders, needs.own_folder, nodes.as_deref())?,
-        seccomp: filter(nodes.as_deref().is_some_and(has_nvidia))?,
+        seccomp: filter(nodes.as_deref().is_some_and(has_nvidia), needs.apart)?,
         limits,
+        // Only root makes namespaces without a user's.
+        apart: needs.apart && can_change_users(),
     })
 }
 
@@ -292,10 +299,14 @@ const REFUSED: &[libc::c_long] = &[
 /// What NVIDIA's driver needs of the above: a listening socket of the host's own processes.
 const NVIDIA: &[libc::c_long] = &[libc::SYS_bind, libc::SYS_listen];
 
-fn filter(nvidia: bool) -> Result<BpfProgram, SandboxError> {
+fn filter(nvidia: bool, pairs: bool) -> Result<BpfProgram, SandboxError> {
     let architecture: TargetArch =
         std::env::consts::ARCH.try_into().map_err(|_| SandboxError::Architecture)?;
     let mut rules: BTreeMap<i64, _> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
+    if pairs {
+        // A pair leads nowhere else.
+        rules.remove(&libc::SYS_socketpair);
+    }
     if nvidia {
         rules.retain(|call, _| !NVIDIA.contains(call));
         let family = u64::from(libc::AF_UNIX.unsigned_abs());
@@ -342,7 +353,7 @@ mod tests {
     #[test]
     fn a_worker_makes_no_socket() {
         in_thread(|| {
-            seccompiler::apply_filter(&filter(false).unwrap()).unwrap();
+            seccompiler::apply_filter(&filter(false, false).unwrap()).unwrap();
             for family in [AddressFamily::UNIX, AddressFamily::INET, AddressFamily::NETLINK] {
                 assert_eq!(socket(family, SocketType::DGRAM, None).unwrap_err(), Errno::PERM, "{family:?}");
             }
@@ -350,9 +361,24 @@ mod tests {
     }
 
     #[test]
+    fn a_render_server_makes_pairs_and_no_other_socket() {
+        in_thread(|| {
+            seccompiler::apply_filter(&filter(false, true).unwrap()).unwrap();
+            let pair = rustix::net::socketpair(
+                AddressFamily::UNIX,
+                SocketType::SEQPACKET,
+                rustix::net::SocketFlags::CLOEXEC,
+                None,
+            );
+            assert!(pair.is_ok());
+            assert_eq!(socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap_err(), Errno::PERM);
+        });
+    }
+
+    #[test]
     fn nvidias_driver_listens_on_the_host_and_connects_nowhere() {
         in_thread(|| {
-            seccompiler::apply_filter(&filter(true).unwrap()).unwrap();
+            seccompiler::apply_filter(&filter(true, false).unwrap()).unwrap();
             let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
             bind(&listener, &abstract_name("listens")).unwrap();
             listen(&listener, 1).unwrap();

@@ -16,7 +16,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, configure_capability_in_ambient_set, set_capabilities,
+    CapabilitySet, CapabilitySets, UnshareFlags, configure_capability_in_ambient_set, set_capabilities,
     set_keep_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
@@ -26,6 +26,9 @@ use super::sandbox::{Sandbox, User};
 const SEND_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 /// How much sooner than the daemon a worker is killed when memory runs out.
 const OOM_SCORE: &str = "500";
+
+/// The namespaces of a process that is kept apart.
+const APART: UnshareFlags = UnshareFlags::NEWNET.union(UnshareFlags::NEWIPC).union(UnshareFlags::NEWUTS);
 
 /// Why a worker could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -154,6 +157,11 @@ pub(crate) fn restrict(command: &mut Command, program: &WorkerProgram, sandbox: 
             for (resource, limit) in &sandbox.limits {
                 rustix::process::setrlimit(*resource, *limit)?;
             }
+            if sandbox.apart {
+                // Before the change of the user, which loses the right to it.
+                // SAFETY: nothing that this process shares with its parent is unshared, such as descriptors.
+                unsafe { rustix::thread::unshare_unsafe(APART) }?;
+            }
             if let Some(user) = &sandbox.user {
                 become_user(user)?;
             }
@@ -164,7 +172,7 @@ pub(crate) fn restrict(command: &mut Command, program: &WorkerProgram, sandbox: 
             return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
         }
         set_no_new_privs(true)?;
-        if let Some(Sandbox { user, landlock, seccomp, limits }) = sandbox.take() {
+        if let Some(Sandbox { user, landlock, seccomp, limits, apart: _ }) = sandbox.take() {
             let refused = || std::io::Error::from_raw_os_error(libc::EPERM);
             landlock.restrict_self().map_err(|_| refused())?;
             seccompiler::apply_filter(&seccomp).map_err(|_| refused())?;

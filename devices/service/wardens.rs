@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lighter_wire::{EngineState, GrantId, ServiceReport, StreamOffer};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{ReportAnswer, RevokeAnswer};
 
@@ -190,4 +190,33 @@ impl<O, R: Send + 'static> Wardens<O, R> {
             }
         }
     }
+}
+
+/// Waits until one of them is readable, or until the deadline.
+pub(crate) fn wait_for(fds: &mut [PollFd<'_>], deadline: Option<Instant>) {
+    let limit = deadline.map(|deadline| {
+        // A little late rather than a turn too early.
+        let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 })
+    });
+    if let Err(errno) = poll(fds, limit.as_ref())
+        && errno != rustix::io::Errno::INTR
+    {
+        tracing::error!(%errno, "waiting for processes failed");
+    }
+}
+
+/// Whether there is something to read, its end included.
+pub(crate) fn is_readable(fd: &OwnedFd) -> bool {
+    is_ready(fd, PollFlags::IN)
+}
+
+/// Whether a socket's other end is closed, whatever is left to be read.
+pub(crate) fn has_hung_up(socket: &OwnedFd) -> bool {
+    is_ready(socket, PollFlags::RDHUP)
+}
+
+fn is_ready(fd: &OwnedFd, what: PollFlags) -> bool {
+    let mut polled = [PollFd::new(fd, what)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }

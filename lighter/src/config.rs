@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use lighter_devices::ane::AneConfig;
+use lighter_devices::gpu::GpuConfig;
 use lighter_devices::metal::MetalConfig;
 use lighter_devices::mps::MpsConfig;
 use lighter_wire::Kind;
@@ -47,6 +48,8 @@ pub(crate) struct Config {
     pub(crate) daemon: DaemonConfig,
     /// The container engines whose records are asked.
     pub(crate) engines: EnginesConfig,
+    /// The gpu device.
+    pub(crate) gpu: GpuConfig,
     /// The metal device.
     pub(crate) metal: MetalConfig,
     /// The ane device.
@@ -171,6 +174,7 @@ impl Default for Config {
             devices: Switches::default(),
             daemon: DaemonConfig::default(),
             engines: EnginesConfig::default(),
+            gpu: GpuConfig { renderer_root: places.engines_dir.join("gpu"), ..GpuConfig::default() },
             metal: MetalConfig {
                 engine_root: places.engines_dir.join("metal"),
                 cache_dir: places.cache_dir.join("ggml"),
@@ -212,6 +216,7 @@ impl Config {
         let invalid = |reason: String| ConfigError::Invalid { path: path.to_owned(), reason };
         let config: Self =
             toml::from_str(text).map_err(|error| invalid(error.to_string().trim().to_owned()))?;
+        config.gpu.validate().map_err(|error| invalid(error.to_string()))?;
         config.metal.validate().map_err(|error| invalid(error.to_string()))?;
         config.ane.validate().map_err(|error| invalid(error.to_string()))?;
         config.mps.validate().map_err(|error| invalid(error.to_string()))?;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use lighter_devices::Device;
 use lighter_devices::ane::Ane;
+use lighter_devices::gpu::{Gpu, GpuConfig, layer_folder};
 use lighter_devices::host::Host;
 use lighter_devices::metal::Metal;
 use lighter_devices::mps::{Mps, MpsConfig, client_files};
@@ -22,7 +23,7 @@ pub(crate) fn device(kind: Kind, config: &Config) -> Option<Box<dyn Device>> {
         Kind::Metal => Some(Box::new(Metal { config: config.metal.clone() })),
         Kind::Ane => Some(Box::new(Ane { config: config.ane.clone() })),
         Kind::Mps => Some(Box::new(Mps { config: mps_config(config) })),
-        Kind::Gpu => None,
+        Kind::Gpu => Some(Box::new(Gpu { config: gpu_config(config) })),
     }
 }
 
@@ -64,6 +65,15 @@ pub(crate) fn mps_config(config: &Config) -> MpsConfig {
         mps.host_package = plugin_dir(config).ok().map(|folder| client_files::host_package(&folder));
     }
     mps
+}
+
+/// The gpu device's settings, with the layer's folder named: the service does not know it.
+pub(crate) fn gpu_config(config: &Config) -> GpuConfig {
+    let mut gpu = config.gpu.clone();
+    if gpu.layer_folder.is_none() {
+        gpu.layer_folder = plugin_dir(config).ok().map(|folder| layer_folder(&folder));
+    }
+    gpu
 }
 
 fn folder_of_this_program() -> anyhow::Result<PathBuf> {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use lighter_devices::ane::AneConfig;
+use lighter_devices::gpu::GpuConfig;
 use lighter_devices::metal::MetalConfig;
 use lighter_devices::mps::MpsConfig;
 use lighter_wire::Kind;
@@ -58,6 +59,12 @@ pub(crate) fn run(command: &Hidden) -> anyhow::Result<ExitCode> {
         Hidden::Worker { kind: Kind::Ane } => {
             lighter_devices::ane::worker::run(take_stdin()?).context("the worker failed")?;
         }
+        Hidden::Worker { kind: Kind::Gpu } => {
+            lighter_devices::gpu::worker::run(&take_stdin()?).context("the session ended")?;
+        }
+        Hidden::Probe { kind: Kind::Gpu } => {
+            lighter_devices::gpu::probe::answer().context("the probe failed")?;
+        }
         Hidden::Probe { kind: Kind::Ane } => {
             lighter_devices::ane::probe::answer().context("the probe failed")?;
         }
@@ -80,7 +87,9 @@ pub(crate) fn settings_of(kind: Kind, config: &Config) -> anyhow::Result<String>
         Kind::Mps => {
             serde_json::to_string(&facts::mps_config(config)).context("cannot write the settings as JSON")
         }
-        Kind::Gpu => bail!("{kind} is not built in"),
+        Kind::Gpu => {
+            serde_json::to_string(&facts::gpu_config(config)).context("cannot write the settings as JSON")
+        }
     }
 }
 
@@ -97,7 +106,9 @@ fn with_settings(kind: Kind, settings: &str) -> anyhow::Result<Config> {
         Kind::Mps => {
             config.mps = serde_json::from_str::<MpsConfig>(settings).context("the settings are not valid")?;
         }
-        Kind::Gpu => bail!("{kind} is not built in"),
+        Kind::Gpu => {
+            config.gpu = serde_json::from_str::<GpuConfig>(settings).context("the settings are not valid")?;
+        }
     }
     Ok(config)
 }

@@ -2,14 +2,15 @@
 //! `lighter setup`: fetches what the host needs for a device, and removes it again.
 //!
 //! ane: ONNX Runtime's libraries ([`ane`]). mps: a Python with PyTorch ([`mps`]).
-//! metal: an engine root, a folder with Debian's ggml and everything below it, for hosts whose own libraries are
-//! missing or older. The fetching is Debian's tools' work, driven by the scripts that the tests use too.
+//! gpu and metal: an engine root, a folder with Debian's virglrenderer or ggml and everything below it, for hosts whose own
+//! libraries are missing or older. The fetching is Debian's tools' work, driven by the scripts that the tests use too.
 
 mod ane;
 mod mps;
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail};
@@ -36,6 +37,8 @@ pub(crate) struct SetupArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum SetupDevice {
+    /// virglrenderer and Mesa's drivers
+    Gpu,
     /// ggml
     Metal,
     /// ONNX Runtime
@@ -53,33 +56,35 @@ const SCRIPTS: [(&str, &str); 3] = [
 /// Runs `lighter setup`.
 pub(crate) fn run(args: &SetupArgs, config: &Config) -> anyhow::Result<ExitCode> {
     match args.device {
-        SetupDevice::Metal | SetupDevice::Mps if args.openvino => {
+        SetupDevice::Gpu | SetupDevice::Metal | SetupDevice::Mps if args.openvino => {
             bail!("--openvino is for `lighter setup ane`")
         }
-        SetupDevice::Ane | SetupDevice::Mps if args.vulkan => bail!("--vulkan is for `lighter setup metal`"),
-        SetupDevice::Metal => metal(args, config),
+        SetupDevice::Gpu | SetupDevice::Ane | SetupDevice::Mps if args.vulkan => {
+            bail!("--vulkan is for `lighter setup metal`")
+        }
+        SetupDevice::Gpu => engine_root("gpu", &config.gpu.renderer_root, args.remove, config),
+        SetupDevice::Metal => {
+            let name = if args.vulkan { "metal-vulkan" } else { "metal" };
+            engine_root(name, &config.metal.engine_root, args.remove, config)
+        }
         SetupDevice::Ane => ane::run(args.openvino, args.remove, config),
         SetupDevice::Mps => mps::run(args.remove, config),
     }
 }
 
-fn metal(args: &SetupArgs, config: &Config) -> anyhow::Result<ExitCode> {
-    let root = &config.metal.engine_root;
+/// Makes or removes a folder of Debian's packages.
+fn engine_root(name: &str, root: &Path, remove: bool, config: &Config) -> anyhow::Result<ExitCode> {
     let scripts = unpack()?;
     let cache = config.metal.cache_dir.parent().unwrap_or(&config.metal.cache_dir).join("packages");
     std::fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
     let mut command = Command::new(scripts.path().join("engine-root"));
-    match (args.remove, args.vulkan) {
-        (true, _) => command.arg("--remove"),
-        (false, true) => command.arg("metal-vulkan"),
-        (false, false) => command.arg("metal"),
-    };
     let status = command
+        .arg(if remove { "--remove" } else { name })
         .arg(root)
         .env("LIGHTER_CACHE", &cache)
         .status()
         .context("cannot run the script that makes engine roots (is bash installed?)")?;
-    if args.remove {
+    if remove {
         return Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     if !status.success() {
@@ -87,8 +92,9 @@ fn metal(args: &SetupArgs, config: &Config) -> anyhow::Result<ExitCode> {
             "the engine root was not made ({status}); what was downloaded is kept, so run the command again"
         );
     }
+    let device = name.split('-').next().unwrap_or(name);
     output::line(&format!(
-        "metal's engine is in {}; `lighter restart` makes a running daemon use it",
+        "{device}'s engine is in {}; `lighter restart` makes a running daemon use it",
         root.display()
     ))?;
     Ok(ExitCode::SUCCESS)

@@ -52,6 +52,7 @@ impl Warden {
                 own_folder: cache.as_ref().map(super::cache::CacheFolder::path),
                 on_processor: engine.class == Class::Cpu,
                 max_bytes: shared.max_worker_bytes,
+                apart: false,
             };
             let prepared = sandbox::prepare(&needs);
             Some(

@@ -37,7 +37,7 @@ fn find(program: &WorkerProgram, config: &MetalConfig) -> Found {
             Found { files: Some(files), probe }
         }
         Err(missing) => {
-            let probe = Probe::Missing { reason: missing.reason, remedy: missing.remedy };
+            let probe = missing.into();
             Found { files: None, probe }
         }
     };

@@ -200,6 +200,7 @@ impl Warden {
                 own_folder: None,
                 on_processor,
                 max_bytes,
+                apart: false,
             });
             Some(prepared.map_err(|error| format!("its worker cannot be restricted: {error}"))?)
         } else {

@@ -11,9 +11,9 @@ use std::time::Instant;
 use lighter_wire::PacketError;
 
 use super::super::control::{FromWorker, ToWorker};
-use super::nursery::is_readable;
 use crate::service::process::Process;
 use crate::service::spawn::Worker;
+use crate::service::wardens::is_readable;
 
 /// What Python, torch and its drivers write when they give up.
 const TELLING: &[&str] = &["Error", "Exception", "Fatal", "terminate called", "ssert"];

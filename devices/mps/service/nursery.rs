@@ -15,17 +15,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lighter_wire::Kind;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use super::super::control::{FromWorker, ToWorker, WORKER_VERSION, WorkerConfig};
 use super::super::probe::command_for;
 use super::Shared;
 use super::engines::Found;
 use super::live::{Heard, Live, Phase};
-use crate::service::wardens::{Ask, Inbox, Mailbox, mailbox};
+use crate::service::wardens::{Ask, Inbox, Mailbox, is_readable, mailbox, wait_for};
 use crate::service::{sandbox, spawn};
 use crate::system;
 use crate::text::{cut, with_causes};
@@ -243,35 +243,6 @@ pub(super) fn live_fds(live: &Live) -> impl Iterator<Item = PollFd<'_>> {
     watched.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN))
 }
 
-/// Waits until one of them is readable, or until the deadline.
-pub(super) fn wait_for(fds: &mut [PollFd<'_>], deadline: Option<Instant>) {
-    let limit = deadline.map(|deadline| {
-        // A little late rather than a turn too early.
-        let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-        Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 })
-    });
-    if let Err(errno) = poll(fds, limit.as_ref())
-        && errno != rustix::io::Errno::INTR
-    {
-        tracing::error!(%errno, "waiting for workers failed");
-    }
-}
-
-/// Whether there is something to read, its end included.
-pub(super) fn is_readable(fd: &OwnedFd) -> bool {
-    is_ready(fd, PollFlags::IN)
-}
-
-/// Whether a socket's other end is closed, whatever is left to be read.
-pub(super) fn has_hung_up(socket: &OwnedFd) -> bool {
-    is_ready(socket, PollFlags::RDHUP)
-}
-
-fn is_ready(fd: &OwnedFd, what: PollFlags) -> bool {
-    let mut polled = [PollFd::new(fd, what)];
-    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-}
-
 /// Starts a worker: its restrictions, its first message.
 fn start(shared: &Shared, wanted: &Wanted) -> Result<Live, String> {
     let config = &shared.config;
@@ -287,6 +258,7 @@ fn start(shared: &Shared, wanted: &Wanted) -> Result<Live, String> {
             own_folder: None,
             on_processor,
             max_bytes,
+            apart: false,
         });
         Some(prepared.map_err(|error| format!("its worker cannot be restricted: {}", with_causes(&error)))?)
     } else {

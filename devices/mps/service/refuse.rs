@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::nursery::is_readable;
+use crate::service::wardens::is_readable;
 
 const MAGIC: &[u8] = b"LMPS";
 const VERSION: u16 = 1;

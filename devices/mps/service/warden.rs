@@ -19,12 +19,12 @@ use super::super::control::{FromWorker, Ready, ToWorker, WORKER_VERSION};
 use super::super::readings::Readings;
 use super::Shared;
 use super::live::{Heard, Live, Phase};
-use super::nursery::{Door, Wanted, has_hung_up, is_readable, live_fds, wait_for};
+use super::nursery::{Door, Wanted, live_fds};
 use super::refuse::Refused;
 use crate::host::Probe;
 use crate::service::crashes::Crashes;
 use crate::service::limiter::{Limiter, Verdict};
-use crate::service::wardens::{Ask, Inbox};
+use crate::service::wardens::{Ask, Inbox, has_hung_up, is_readable, wait_for};
 use crate::text::{cut, with_causes};
 
 /// How long a worker may take to end after its stream has.

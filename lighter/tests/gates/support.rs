@@ -266,7 +266,7 @@ impl Daemon {
             format!("engine_root = \"{}\"", engine_root("metal").display())
         };
         // A gate that is not about a device does without it, and without the doctor's word on its host part.
-        let off = ["ane", "mps"].map(|device| {
+        let off = ["gpu", "ane", "mps"].map(|device| {
             if sections.contains(&format!("[{device}]")) {
                 String::new()
             } else {
@@ -362,7 +362,7 @@ impl Drop for Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
-        for device in ["metal", "ane", "mps"] {
+        for device in ["gpu", "metal", "ane", "mps"] {
             let _ = std::fs::remove_file(self.spec_dir.join(format!("lighter.sh-{device}.json")));
         }
         if std::thread::panicking() {

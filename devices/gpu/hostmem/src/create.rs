@@ -100,7 +100,7 @@ pub(crate) unsafe extern "system" fn create_device(
         // SAFETY: Vulkan's promise: as many terminated names.
         unsafe { std::slice::from_raw_parts(asked.pp_enabled_extension_names, count) }.to_vec()
     };
-    if Settings::get().hostmem && has(&known, HOST) {
+    if known_uuid.is_some_and(|uuid| Settings::get().is_ours(&uuid)) && has(&known, HOST) {
         // SAFETY: terminated names.
         extensions.retain(|name| has(&known, DMA_BUF) || unsafe { CStr::from_ptr(*name) } != DMA_BUF);
         // SAFETY: as above.

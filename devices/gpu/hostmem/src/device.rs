@@ -24,10 +24,8 @@ impl Device {
     /// Whether memory of this type is ours to make when it is asked for as a dma-buf.
     fn is_ours(&self, memory_type: u32) -> bool {
         let flags = usize::try_from(memory_type).ok().and_then(|index| self.memory_types.get(index));
-        let settings = Settings::get();
-        settings.hostmem
-            && flags.is_some_and(|flags| flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE))
-            && settings.takes_host_pointers(&self.uuid, memory_type)
+        flags.is_some_and(|flags| flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE))
+            && Settings::get().takes(&self.uuid, memory_type)
     }
 }
 

@@ -24,7 +24,8 @@ pub(crate) unsafe fn uuid(instance: &Instance, device: vk::PhysicalDevice) -> Op
 /// Whether a GPU is shown.
 unsafe fn is_shown(instance: &Instance, device: vk::PhysicalDevice) -> bool {
     // SAFETY: the caller's promise: a physical device of the instance.
-    Settings::get().device.is_none_or(|only| unsafe { uuid(instance, device) } == Some(only))
+    Settings::get().devices.is_none()
+        || unsafe { uuid(instance, device) }.is_some_and(|uuid| Settings::get().shows(&uuid))
 }
 
 /// Calls one of Vulkan's enumerations twice: for how many, and for them.
@@ -84,7 +85,7 @@ pub(crate) unsafe extern "system" fn physical_devices(
     }) else {
         return vk::Result::ERROR_INITIALIZATION_FAILED;
     };
-    if Settings::get().device.is_none() {
+    if Settings::get().devices.is_none() {
         // SAFETY: what the loader has given us.
         return unsafe { next(instance, count, out) };
     }
@@ -114,7 +115,7 @@ pub(crate) unsafe extern "system" fn groups(
     }) else {
         return vk::Result::ERROR_INITIALIZATION_FAILED;
     };
-    if Settings::get().device.is_none() {
+    if Settings::get().devices.is_none() {
         // SAFETY: what the loader has given us.
         return unsafe { next(instance, count, out.cast()) };
     }
@@ -127,18 +128,17 @@ pub(crate) unsafe extern "system" fn groups(
             let mut shown = Vec::new();
             for mut group in all {
                 let members = usize::try_from(group.physical_device_count).unwrap_or_default();
-                let member = group.physical_devices.iter().take(members).copied();
+                let mut kept: Vec<_> = group.physical_devices.iter().take(members).copied().collect();
                 // SAFETY: they are this instance's.
-                let Some(member) = member.clone().find(|device| unsafe { is_shown(&known, *device) }) else {
+                kept.retain(|device| unsafe { is_shown(&known, *device) });
+                if kept.is_empty() {
                     continue;
-                };
-                // One GPU is a group by itself.
-                group.physical_devices = [vk::PhysicalDevice::null(); vk::MAX_DEVICE_GROUP_SIZE];
-                if let Some(first) = group.physical_devices.first_mut() {
-                    *first = member;
                 }
-                group.physical_device_count = 1;
-                group.subset_allocation = vk::FALSE;
+                group.physical_device_count = u32::try_from(kept.len()).unwrap_or_default();
+                group.physical_devices = [vk::PhysicalDevice::null(); vk::MAX_DEVICE_GROUP_SIZE];
+                for (to, device) in group.physical_devices.iter_mut().zip(kept) {
+                    *to = device;
+                }
                 shown.push(group);
             }
             // SAFETY: the loader's promise.

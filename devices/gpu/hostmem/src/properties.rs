@@ -28,6 +28,15 @@ pub(crate) unsafe fn driver_extensions(
     enumerate(|count, out| unsafe { next(device, std::ptr::null(), count, out) })
 }
 
+/// Whether a GPU's memory is ours.
+///
+/// # Safety
+/// `device` is a physical device of the instance.
+pub(crate) unsafe fn is_ours(instance: &Instance, device: vk::PhysicalDevice) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { uuid(instance, device) }.is_some_and(|uuid| Settings::get().is_ours(&uuid))
+}
+
 /// Whether an extension is among these.
 pub(crate) fn has(extensions: &[vk::ExtensionProperties], name: &CStr) -> bool {
     extensions.iter().any(|extension| extension.extension_name_as_c_str().is_ok_and(|one| one == name))
@@ -44,7 +53,8 @@ pub(crate) unsafe extern "system" fn extensions(
         return vk::Result::ERROR_INITIALIZATION_FAILED;
     };
     let Some(next) = instance.extensions else { return vk::Result::ERROR_INITIALIZATION_FAILED };
-    if !layer.is_null() || !Settings::get().hostmem {
+    // SAFETY: the loader's promise.
+    if !layer.is_null() || !unsafe { is_ours(&instance, device) } {
         // SAFETY: what the loader has given us.
         return unsafe { next(device, layer, count, out) };
     }
@@ -73,10 +83,10 @@ unsafe fn hide(
 ) {
     let settings = Settings::get();
     // SAFETY: the caller's promise: a physical device of the instance.
-    let Some(uuid) = unsafe { uuid(instance, device) }.filter(|_| settings.hostmem) else { return };
+    let Some(uuid) = unsafe { uuid(instance, device) }.filter(|uuid| settings.is_ours(uuid)) else { return };
     let count = usize::try_from(properties.memory_type_count).unwrap_or_default();
     for (index, memory_type) in (0..).zip(properties.memory_types.iter_mut().take(count)) {
-        if !settings.takes_host_pointers(&uuid, index) {
+        if !settings.takes(&uuid, index) {
             memory_type.property_flags &= !(vk::MemoryPropertyFlags::HOST_VISIBLE
                 | vk::MemoryPropertyFlags::HOST_COHERENT
                 | vk::MemoryPropertyFlags::HOST_CACHED);
@@ -131,7 +141,8 @@ pub(crate) unsafe extern "system" fn external_buffers(
         return;
     };
     let dma_buf = vk::ExternalMemoryHandleTypeFlags::DMA_BUF_EXT;
-    if info.handle_type == dma_buf && Settings::get().hostmem {
+    // SAFETY: the loader's promise.
+    if info.handle_type == dma_buf && unsafe { is_ours(&instance, device) } {
         let memory = &mut properties.external_memory_properties;
         memory.external_memory_features |= vk::ExternalMemoryFeatureFlags::EXPORTABLE;
         memory.export_from_imported_handle_types |= dma_buf;

@@ -3,10 +3,9 @@
 //!
 //! | variable | content | without it |
 //! | --- | --- | --- |
-//! | `LIGHTER_GPU_DEVICE` | UUID of the GPU that is shown, 32 hexadecimal digits | all are |
-//! | `LIGHTER_GPU_MEMORY_TYPES` | memory types that take host pointers, `UUID=MASK` by commas, both hexadecimal | all do |
+//! | `LIGHTER_GPU_DEVICES` | UUIDs of the GPUs that are shown, by commas, each 32 hexadecimal digits | all are |
+//! | `LIGHTER_GPU_MEMORY_TYPES` | GPUs whose memory is ours, with the types that take it: `UUID=MASK` by commas, hexadecimal; memory of others is left alone | all types of all GPUs |
 //! | `LIGHTER_GPU_MAX_BYTES` | most bytes of all allocations together | no limit |
-//! | `LIGHTER_GPU_HOSTMEM` | `0`: leave memory alone, and only show one GPU or count | memory is handed out |
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -17,14 +16,12 @@ pub(crate) type Uuid = [u8; 16];
 /// What the layer is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// The only GPU that is shown.
-    pub(crate) device: Option<Uuid>,
-    /// Memory types that take host pointers, by GPU.
-    pub(crate) memory_types: HashMap<Uuid, u32>,
+    /// The GPUs that are shown.
+    pub(crate) devices: Option<Vec<Uuid>>,
+    /// Memory types that take memory of ours, by GPU.
+    memory_types: Option<HashMap<Uuid, u32>>,
     /// Most bytes.
     pub(crate) max_bytes: Option<u64>,
-    /// Whether memory is handed out.
-    pub(crate) hostmem: bool,
 }
 
 impl Settings {
@@ -43,33 +40,45 @@ impl Settings {
 
     fn parse(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let bad = |name: &str, text: &str| format!("{name}={text:?} is not what it should be");
-        let mut settings = Self {
-            device: None,
-            memory_types: HashMap::new(),
-            max_bytes: None,
-            hostmem: variable("LIGHTER_GPU_HOSTMEM").is_none_or(|text| text != "0"),
-        };
-        if let Some(text) = variable("LIGHTER_GPU_DEVICE") {
-            settings.device = Some(uuid(&text).ok_or_else(|| bad("LIGHTER_GPU_DEVICE", &text))?);
+        let mut settings = Self { devices: None, memory_types: None, max_bytes: None };
+        if let Some(text) = variable("LIGHTER_GPU_DEVICES") {
+            let devices: Option<Vec<Uuid>> =
+                text.split(',').filter(|one| !one.is_empty()).map(uuid).collect();
+            settings.devices = Some(devices.ok_or_else(|| bad("LIGHTER_GPU_DEVICES", &text))?);
         }
         if let Some(text) = variable("LIGHTER_GPU_MAX_BYTES") {
             settings.max_bytes = Some(text.parse().map_err(|_| bad("LIGHTER_GPU_MAX_BYTES", &text))?);
         }
         if let Some(text) = variable("LIGHTER_GPU_MEMORY_TYPES") {
-            for pair in text.split(',').filter(|pair| !pair.is_empty()) {
-                let parsed = pair
-                    .split_once('=')
-                    .and_then(|(device, mask)| Some((uuid(device)?, u32::from_str_radix(mask, 16).ok()?)));
-                let (device, mask) = parsed.ok_or_else(|| bad("LIGHTER_GPU_MEMORY_TYPES", &text))?;
-                settings.memory_types.insert(device, mask);
-            }
+            let parsed: Option<HashMap<Uuid, u32>> = text
+                .split(',')
+                .filter(|pair| !pair.is_empty())
+                .map(|pair| {
+                    let (device, mask) = pair.split_once('=')?;
+                    Some((uuid(device)?, u32::from_str_radix(mask, 16).ok()?))
+                })
+                .collect();
+            settings.memory_types = Some(parsed.ok_or_else(|| bad("LIGHTER_GPU_MEMORY_TYPES", &text))?);
         }
         Ok(settings)
     }
 
-    /// Whether memory of this type can be imported on this GPU.
-    pub(crate) fn takes_host_pointers(&self, device: &Uuid, memory_type: u32) -> bool {
-        let mask = self.memory_types.get(device).copied().unwrap_or(u32::MAX);
+    /// Whether a GPU is shown.
+    pub(crate) fn shows(&self, device: &Uuid) -> bool {
+        self.devices.as_ref().is_none_or(|devices| devices.contains(device))
+    }
+
+    /// Whether a GPU's memory is ours.
+    pub(crate) fn is_ours(&self, device: &Uuid) -> bool {
+        self.memory_types.as_ref().is_none_or(|types| types.contains_key(device))
+    }
+
+    /// Whether memory of this type is ours on this GPU.
+    pub(crate) fn takes(&self, device: &Uuid, memory_type: u32) -> bool {
+        let mask = match &self.memory_types {
+            None => u32::MAX,
+            Some(types) => types.get(device).copied().unwrap_or_default(),
+        };
         mask.checked_shr(memory_type).unwrap_or_default() & 1 == 1
     }
 }
@@ -101,26 +110,27 @@ mod tests {
     #[test]
     fn what_is_not_said_is_open() {
         let settings = parse(&[]).unwrap();
-        assert!(settings.hostmem);
-        assert_eq!((settings.device, settings.max_bytes), (None, None));
-        assert!(settings.takes_host_pointers(&[7; 16], 31));
+        assert_eq!((&settings.devices, settings.max_bytes), (&None, None));
+        assert!(settings.shows(&[7; 16]) && settings.is_ours(&[7; 16]) && settings.takes(&[7; 16], 31));
     }
 
     #[test]
-    fn types_are_those_of_their_gpu() {
-        let settings =
-            parse(&[("LIGHTER_GPU_MEMORY_TYPES", &format!("{A}=c,")), ("LIGHTER_GPU_DEVICE", A)]).unwrap();
-        let device = settings.device.unwrap();
-        let taken: Vec<u32> = (0..40).filter(|index| settings.takes_host_pointers(&device, *index)).collect();
+    fn types_are_those_of_their_gpu_and_other_gpus_are_left_alone() {
+        let types = format!("{A}=c,");
+        let settings = parse(&[("LIGHTER_GPU_MEMORY_TYPES", &types), ("LIGHTER_GPU_DEVICES", A)]).unwrap();
+        let device = uuid(A).unwrap();
+        let taken: Vec<u32> = (0..40).filter(|index| settings.takes(&device, *index)).collect();
         assert_eq!(taken, [2, 3]);
-        assert!(settings.takes_host_pointers(&[7; 16], 4));
+        assert!(settings.is_ours(&device) && settings.shows(&device));
+        assert!(!settings.is_ours(&[7; 16]) && !settings.takes(&[7; 16], 2) && !settings.shows(&[7; 16]));
+        assert!(!parse(&[("LIGHTER_GPU_MEMORY_TYPES", "")]).unwrap().is_ours(&device));
     }
 
     #[test]
     fn what_cannot_be_read_is_named() {
         for (name, text) in [
-            ("LIGHTER_GPU_DEVICE", "0001"),
-            ("LIGHTER_GPU_DEVICE", "zz0102030405060708090a0b0c0d0e0f"),
+            ("LIGHTER_GPU_DEVICES", "0001"),
+            ("LIGHTER_GPU_DEVICES", "zz0102030405060708090a0b0c0d0e0f"),
             ("LIGHTER_GPU_MAX_BYTES", "-1"),
             ("LIGHTER_GPU_MEMORY_TYPES", "1=2"),
             ("LIGHTER_GPU_MEMORY_TYPES", A),
