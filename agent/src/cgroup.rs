@@ -176,6 +176,24 @@ impl CgroupMounts {
         Some(point.join(id.path.trim_start_matches('/')))
     }
 
+    /// The folders of a process's groups in which memory and processor time are counted: the unified hierarchy's where it
+    /// counts, else those of the old ones. None of them is `/`.
+    pub(crate) fn accounts(&self, groups: &Cgroups) -> Vec<PathBuf> {
+        let counts = |hierarchy: &str, controllers: &[&str]| {
+            hierarchy.split(',').any(|name| controllers.contains(&name))
+        };
+        let folders = |controllers: &[&str]| -> Vec<PathBuf> {
+            let of =
+                groups.0.iter().filter(|(hierarchy, path)| path != "/" && counts(hierarchy, controllers));
+            of.map(|(hierarchy, path)| CgroupId { hierarchy: hierarchy.clone(), path: path.clone() })
+                .filter_map(|id| self.directory(&id))
+                .collect()
+        };
+        // On a hybrid system the unified hierarchy counts nothing.
+        let old = folders(&["memory", "cpu", "cpuacct"]);
+        if old.is_empty() { folders(&[""]) } else { old }
+    }
+
     /// Whether every process in the group is the init or shares its mount namespace.
     fn is_own(&self, id: &CgroupId, init: u32) -> bool {
         let Some(directory) = self.directory(id) else { return false };
@@ -263,6 +281,19 @@ mod tests {
         assert_eq!(at("memory"), Some("/sys/fs/cgroup/memory/d/x".into()));
         assert_eq!(at("cpu,cpuacct"), Some("/sys/fs/cgroup/cpu,cpuacct/d/x".into()));
         assert_eq!(at("pids"), None);
+    }
+
+    #[test]
+    fn accounts_are_the_groups_that_count_and_never_the_root() {
+        let old = "30 1 0:26 / /cg/memory rw - cgroup c rw,memory\n31 1 0:27 / /cg/cpu rw - cgroup c rw,cpu,cpuacct\n\
+                   32 1 0:28 / /cg/unified rw - cgroup2 c rw\n33 1 0:29 / /cg/pids rw - cgroup c rw,pids\n";
+        let of = |mounts: &str, own: &str| CgroupMounts::parse(mounts).accounts(&groups(own));
+        let own = "4:memory:/d/x\n3:pids:/d/x\n1:cpu,cpuacct:/d/x\n0::/d/x\n";
+        assert_eq!(of(old, own), ["/cg/memory/d/x", "/cg/cpu/d/x"].map(PathBuf::from));
+        assert_eq!(of(old, "4:memory:/d/x\n1:cpu,cpuacct:/\n0::/d/x\n"), [PathBuf::from("/cg/memory/d/x")]);
+        let unified = "32 1 0:28 / /cg rw - cgroup2 c rw\n";
+        assert_eq!(of(unified, "0::/d/x\n"), [PathBuf::from("/cg/d/x")]);
+        assert!(of(unified, "0::/\n").is_empty());
     }
 
     proptest! {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -36,6 +37,9 @@ pub(crate) struct Init {
     /// Whether the mount namespace is the container's own; one that it shares with its runtime identifies nobody.
     pub(crate) own_mounts: bool,
     pub(crate) cgroup: Option<CgroupId>,
+    /// Folders of its groups for memory and processor time.
+    #[serde(default)]
+    pub(crate) groups: Vec<PathBuf>,
 }
 
 impl Init {
@@ -46,6 +50,7 @@ impl Init {
         })?;
         let strange: Vec<Cgroups> = strangers.iter().filter_map(|&pid| Cgroups::of(pid).ok()).collect();
         let mount_ns = proc::ns_id(pid, "mnt")?;
+        let own = Cgroups::of(pid)?;
         let init = Self {
             pid,
             start_time: proc::start_time(pid)?,
@@ -53,7 +58,8 @@ impl Init {
             pid_ns: proc::ns_id(pid, "pid")?,
             mount_ns,
             own_mounts: strangers.iter().all(|&pid| proc::ns_id(pid, "mnt").is_ok_and(|ns| ns != mount_ns)),
-            cgroup: cgroup::choose(mounts, pid, &Cgroups::of(pid)?, &strange.iter().collect::<Vec<_>>()),
+            cgroup: cgroup::choose(mounts, pid, &own, &strange.iter().collect::<Vec<_>>()),
+            groups: mounts.accounts(&own),
         };
         // Alive after all was read: the number meant this process all the while.
         if proc::has_ended(&pidfd)? {

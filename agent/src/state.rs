@@ -260,6 +260,7 @@ mod tests {
             mount_ns: NsId::fake(3),
             own_mounts: true,
             cgroup: None,
+            groups: Vec::new(),
         };
         let device = "lighter.sh/metal=all".parse().unwrap();
         state.describe(&GrantId(id.into()), "c", &device, 0, &init, SavedRecord::Open)

@@ -135,6 +135,7 @@ fn deliver(shared: &Shared, allowed: Waiting, id: &GrantId, pid: u32) {
         owner,
         device: grant.device.name().to_owned(),
         peer_pid: Some(pid),
+        groups: grant.init.groups.clone(),
     };
     tracing::debug!(stream = offer.stream, grant = %id, pid, "stream handed over");
     if let Err(error) = shared.services.hand_over(allowed.kind, offer, allowed.stream) {

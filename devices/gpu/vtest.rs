@@ -273,3 +273,41 @@ fn halves(value: u64) -> [u32; 2] {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
 }
+
+/// Runs the parser and the timelines over one input, for a fuzzer: the input is a client's stream. What comes of it does not
+/// matter; that it ends, and takes no more than the stream carries, does.
+pub fn fuzz_entry(input: &[u8]) {
+    let mut timelines: Timelines<()> = Timelines::default();
+    let mut rest = input;
+    while let Some((head, behind)) = rest.split_first_chunk() {
+        let Ok(header) = request::Header::parse(*head, input.len() as u64) else { return };
+        let Some((payload, behind)) = behind.split_at_checked(header.payload_bytes) else { return };
+        rest = behind;
+        if header.command == Command::CreateRenderer {
+            drop(Request::name(payload));
+            continue;
+        }
+        let (words, _) = payload.as_chunks();
+        let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let Ok(parsed) = Request::parse(header.command, &words) else { return };
+        match parsed {
+            Request::SyncCreate(value) => drop(timelines.create(value)),
+            Request::SyncUnref(sync) => timelines.remove(sync),
+            Request::SyncRead(sync) => drop(timelines.value(sync)),
+            Request::SyncWrite(point) => drop(timelines.reach(&[point])),
+            Request::SyncWait { any, points } => drop(timelines.wait(any, points, ())),
+            Request::Submit(batches) => {
+                for (batch, fence) in batches.into_iter().zip(0..) {
+                    match batch.ring {
+                        None => drop(timelines.reach(&batch.points)),
+                        Some(ring) => {
+                            drop(timelines.await_ring(ring, fence, batch.points));
+                            drop(timelines.ring_passed(ring, fence / 2));
+                        }
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}

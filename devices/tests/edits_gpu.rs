@@ -69,7 +69,8 @@ fn a_host_with_two_gpus_gives_names_and_no_device_node() {
 #[test]
 fn the_socket_is_one_that_mesa_can_copy() {
     let spec = gpu().spec(&host(), &Probe::Found(vec![engine("llvmpipe", "cpu", &[])]), &[]).unwrap();
-    let socket = spec.container_edits.env.iter().find_map(|line| line.strip_prefix("VTEST_SOCKET_NAME=")).unwrap();
+    let socket =
+        spec.container_edits.env.iter().find_map(|line| line.strip_prefix("VTEST_SOCKET_NAME=")).unwrap();
     assert!(socket.starts_with('/') && socket.len() < 108, "{socket}");
 }
 

@@ -32,6 +32,7 @@ fn offer(grant: &str, stream: u64) -> StreamOffer {
         owner: Owner("c1".to_owned()),
         device: "all".to_owned(),
         peer_pid: None,
+        groups: Vec::new(),
     }
 }
 

@@ -121,6 +121,7 @@ fn offer(container: &str, stream: u64) -> StreamOffer {
         owner: Owner(container.split('.').next().unwrap().to_owned()),
         device: "all".to_owned(),
         peer_pid: None,
+        groups: Vec::new(),
     }
 }
 

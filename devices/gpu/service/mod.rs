@@ -10,6 +10,7 @@
 //! ```
 
 mod engines;
+mod groups;
 mod live;
 mod start;
 mod warden;

@@ -2,6 +2,7 @@
 //! Starts a stream's render server and session: their restrictions, the session's first message.
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use lighter_wire::Kind;
@@ -9,6 +10,7 @@ use lighter_wire::Kind;
 use super::super::config::GpuConfig;
 use super::super::control::{SessionConfig, ToSession};
 use super::engines::{Choice, Found, Start};
+use super::groups::{self, Plan};
 use super::live::Live;
 use crate::engine_root;
 use crate::service::process::Process;
@@ -22,8 +24,13 @@ const TELLING: &[&str] = &["rror", "ailed", "ssert", "fatal", "Fatal", "panicked
 /// The layer's name for the Vulkan loader.
 const LAYER: &str = "VK_LAYER_LIGHTER_hostmem";
 
-/// Starts both. The calling thread must outlive them.
-pub(super) fn start(config: &GpuConfig, found: &Found, choice: &Choice) -> Result<Live, String> {
+/// Starts both and counts them to their container, whose control groups these are. The calling thread must outlive them.
+pub(super) fn start(
+    config: &GpuConfig,
+    found: &Found,
+    choice: &Choice,
+    container_groups: &[PathBuf],
+) -> Result<Live, String> {
     let Some(start) = &found.start else { return Err("there is no renderer".to_owned()) };
     let limits = config.limits(system::memory_bytes());
     let prepare = |program: &WorkerProgram, is_server: bool| -> Result<Option<Sandbox>, String> {
@@ -55,7 +62,18 @@ pub(super) fn start(config: &GpuConfig, found: &Found, choice: &Choice) -> Resul
             engine_root::command(&program.inherited_path(), start.renderer.loader.as_ref(), environment);
         let sandbox = prepare(program, is_server)?;
         let worker = spawn::spawn(program, command, sandbox).map_err(|error| with_causes(&error))?;
-        Ok::<_, String>(Process::new(worker, TELLING))
+        let process = Process::new(worker, TELLING);
+        match groups::plan(container_groups, is_server && !choice.on_processor) {
+            Plan::Join(folders) => groups::join(&folders, process.pid())?,
+            Plan::StayOut(reason) => {
+                tracing::warn!(
+                    reason,
+                    pid = process.pid(),
+                    "a renderer's memory is not counted to its container"
+                );
+            }
+        }
+        Ok::<_, String>(process)
     };
     let server = run(start, &start.server, &environment, true)?;
     let session = run(start, &start.session, &[], false)?;

@@ -103,7 +103,7 @@ impl Warden {
     }
 
     fn stream(&mut self, offer: &StreamOffer, socket: OwnedFd) {
-        match self.admit() {
+        match self.admit(offer) {
             Ok((live, label)) => {
                 self.shared.sessions.fetch_add(1, Ordering::Relaxed);
                 tracing::info!(
@@ -128,7 +128,7 @@ impl Warden {
     }
 
     /// Processes for one more stream.
-    fn admit(&self) -> Result<(Live, String), String> {
+    fn admit(&self, offer: &StreamOffer) -> Result<(Live, String), String> {
         if let Some(left) = self.crashes.refused_for(Instant::now()) {
             return Err(format!("its renderers crashed too often, wait {} s", left.as_secs() + 1));
         }
@@ -146,8 +146,8 @@ impl Warden {
         let choice = found
             .choose(&self.device)
             .ok_or_else(|| format!("lighter.sh/gpu={} is no GPU of this host any more", self.device))?;
-        let live =
-            start(&self.shared.config, &found, &choice).map_err(|reason| format!("no session: {reason}"))?;
+        let live = start(&self.shared.config, &found, &choice, &offer.groups)
+            .map_err(|reason| format!("no session: {reason}"))?;
         Ok((live, choice.label))
     }
 

@@ -7,6 +7,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
+use crate::service::wardens::has_hung_up;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, send, sendmsg};
 
@@ -129,6 +130,9 @@ impl Channel {
                 Ok((0, _)) => return Ok(false),
                 // A peek does not wait for the rest, and begins at the front again.
                 Ok((got, _)) if how.contains(RecvFlags::PEEK) && got < rest.len() => {
+                    if has_hung_up(&self.socket) {
+                        return Ok(false);
+                    }
                     std::thread::sleep(PEEK_AGAIN);
                 }
                 Ok((got, _)) => filled += got,

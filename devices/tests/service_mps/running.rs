@@ -79,6 +79,7 @@ impl Running {
             owner: Owner(container.to_owned()),
             device: "all".to_owned(),
             peer_pid: None,
+            groups: Vec::new(),
         };
         self.link().hand_over(&offer, far.into()).unwrap();
         // A refused stream may be closed by now.

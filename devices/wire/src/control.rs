@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The messages between the daemon and one service.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{GrantId, Owner, ServiceReport};
@@ -21,6 +23,9 @@ pub struct StreamOffer {
     pub device: String,
     /// Process that opened the connection, in the daemon's pid namespace; `None` where it could not be told.
     pub peer_pid: Option<u32>,
+    /// Folders of the container's control groups for memory and processor time, for processes that work for it alone; none
+    /// where it has no groups of its own.
+    pub groups: Vec<PathBuf>,
 }
 
 /// Daemon to service.

@@ -19,4 +19,4 @@ pub use words::{
 
 /// Version of the messages in this crate; both ends are the same binary, so a difference means that a
 /// service of another installation was started, and is refused.
-pub const CONTROL_VERSION: u32 = 1;
+pub const CONTROL_VERSION: u32 = 2;

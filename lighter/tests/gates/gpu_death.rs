@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::gpu::{CHECK, GPU, SID, TRIXIE, attempt, check, container, daemon};
-use crate::support::{Daemon, Engine, children, eventually, stdout_of};
+use crate::support::{Daemon, Engine, children, eventually, run, stdout_of, text_of};
 
 /// Docker takes a part of it to take the container down.
 const SOON: Duration = Duration::from_secs(2);
@@ -86,6 +86,26 @@ fn whatever_dies_is_an_error_soon_and_the_next_program_works() {
             assert!(says.contains("wrong values: 0"), "{says}");
         }
     }
+}
+
+#[test]
+fn memory_on_the_device_is_the_containers_and_ends_at_its_limit() {
+    let engine = Engine::take();
+    let daemon = daemon(&engine, "");
+    let bytes = (768_u64 << 20).to_string();
+    let takes = |options: &[&str]| {
+        let options: Vec<&str> = ["--device", GPU, "--init"].iter().chain(options).copied().collect();
+        let output = run(container(&engine, &options, SID, &[CHECK, "allocate", &bytes]));
+        (output.status.success(), format!("{} {}", text_of(&output), output.status))
+    };
+    let (fits, says) = takes(&[]);
+    assert!(fits, "{says}\n{}", daemon.log());
+    let other = engine.sleeper(&[]);
+    let (fits, says) = takes(&["--memory", "384m", "--memory-swap", "384m"]);
+    assert!(!fits, "the container's limit did not hold: {says}");
+    println!("gpu: 768 MiB in a container of 384 MiB: {}", says.trim().lines().last().unwrap_or_default());
+    assert!(check(&engine, SID).contains("wrong values: 0"), "{}", daemon.log());
+    assert_eq!(other.exec(&["echo", "alive"]).trim(), "alive");
 }
 
 #[test]

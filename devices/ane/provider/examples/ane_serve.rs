@@ -72,6 +72,7 @@ fn take(listener: &UnixListener, link: &ServiceLink) {
             owner: Owner("try".to_owned()),
             device: "all".to_owned(),
             peer_pid: None,
+            groups: Vec::new(),
         };
         if let Err(error) = link.hand_over(&offer, peer.into()) {
             eprintln!("ane_serve: {error}");
