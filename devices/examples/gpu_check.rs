@@ -15,7 +15,8 @@
 use std::error::Error;
 use std::time::Instant;
 
-use ash::{Device, Entry, Instance, vk};
+use ash::{Device, Entry, Instance, StaticFn, vk};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 type Failure = Box<dyn Error>;
 
@@ -87,7 +88,11 @@ impl Gpu {
     fn open(part_of_name: Option<&str>) -> Result<Self, Failure> {
         // SAFETY: all of this is Vulkan's own order of calls; every structure lives through its call.
         unsafe {
-            let entry = Entry::load()?;
+            let library = Library::open(Some("libvulkan.so.1"), RTLD_NOW | RTLD_LOCAL)?;
+            let get_instance_proc_addr =
+                *library.get::<vk::PFN_vkGetInstanceProcAddr>(c"vkGetInstanceProcAddr")?;
+            std::mem::forget(library);
+            let entry = Entry::from_static_fn(StaticFn { get_instance_proc_addr });
             let application = vk::ApplicationInfo::default().api_version(vk::API_VERSION_1_1);
             let instance = entry
                 .create_instance(&vk::InstanceCreateInfo::default().application_info(&application), None)?;

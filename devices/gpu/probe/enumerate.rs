@@ -4,7 +4,8 @@
 
 use std::ffi::CStr;
 
-use ash::{Entry, Instance, vk};
+use ash::{Entry, Instance, StaticFn, vk};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use super::trial::Trial;
 use super::{DeviceClass, VulkanDevice};
@@ -19,7 +20,7 @@ const OLDEST_API: (u32, u32) = (1, 1);
 pub(super) enum EnumerateError {
     /// No Vulkan loader.
     #[error("the Vulkan loader (libvulkan.so.1) is not there")]
-    Loader(#[from] ash::LoadingError),
+    Loader(#[from] libloading::Error),
     /// A call failed.
     #[error("{call} failed: {result}")]
     Call {
@@ -33,8 +34,7 @@ pub(super) enum EnumerateError {
 /// All devices of all drivers.
 pub(super) fn devices() -> Result<Vec<VulkanDevice>, EnumerateError> {
     let failed = |call| move |result| EnumerateError::Call { call, result };
-    // SAFETY: runs the loader's initialisers; that is the purpose of this process.
-    let entry = unsafe { Entry::load() }?;
+    let entry = load()?;
     let application = vk::ApplicationInfo::default().api_version(vk::API_VERSION_1_1);
     let info = vk::InstanceCreateInfo::default().application_info(&application);
     // SAFETY: the structures live through the call.
@@ -43,9 +43,20 @@ pub(super) fn devices() -> Result<Vec<VulkanDevice>, EnumerateError> {
     let physical =
         unsafe { instance.enumerate_physical_devices() }.map_err(failed("vkEnumeratePhysicalDevices"))?;
     let devices = physical.into_iter().map(|device| describe(&instance, device)).collect();
-    // The process ends next; drivers do not like to be unloaded.
-    std::mem::forget((entry, instance));
+    // The instance is not ended: the process is about to, and drivers do not like to be unloaded.
     Ok(devices)
+}
+
+/// The Vulkan loader, which stays loaded.
+fn load() -> Result<Entry, EnumerateError> {
+    // SAFETY: runs the loader's initialisers; that is the purpose of this process.
+    let library = unsafe { Library::open(Some("libvulkan.so.1"), RTLD_NOW | RTLD_LOCAL) }?;
+    // SAFETY: a function of this name is of this type.
+    let get_instance_proc_addr =
+        *unsafe { library.get::<vk::PFN_vkGetInstanceProcAddr>(c"vkGetInstanceProcAddr") }?;
+    std::mem::forget(library);
+    // SAFETY: the loader's own function, in a library that stays.
+    Ok(unsafe { Entry::from_static_fn(StaticFn { get_instance_proc_addr }) })
 }
 
 fn describe(instance: &Instance, device: vk::PhysicalDevice) -> VulkanDevice {
