@@ -26,7 +26,8 @@ pub struct Loader {
 
 impl Loader {
     /// The loader of an engine root; `None` when it has none.
-    pub(crate) fn of_root(root: &Path) -> Option<Self> {
+    #[must_use]
+    pub fn of_root(root: &Path) -> Option<Self> {
         let (_, loader) = PLATFORM;
         let libraries = library_folder(root);
         let places = ["lib64", "usr/lib64", "lib", "usr/lib"].map(|place| root.join(place).join(loader));
@@ -45,7 +46,8 @@ impl Loader {
 }
 
 /// The folder of an engine root's libraries.
-pub(crate) fn library_folder(root: &Path) -> PathBuf {
+#[must_use]
+pub fn library_folder(root: &Path) -> PathBuf {
     root.join("usr/lib").join(PLATFORM.0)
 }
 
@@ -63,7 +65,8 @@ pub(crate) fn system_library_folders(system: &Path) -> Vec<PathBuf> {
 }
 
 /// The command that starts `program` with this loader, or in the ordinary way, in an environment of these variables alone.
-pub(crate) fn command(program: &Path, loader: Option<&Loader>, environment: &[(String, String)]) -> Command {
+#[must_use]
+pub fn command(program: &Path, loader: Option<&Loader>, environment: &[(String, String)]) -> Command {
     let mut command = match loader {
         Some(loader) => {
             let mut command = Command::new(&loader.program);

@@ -12,6 +12,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use lighter_devices::engine_root::{self, Loader, library_folder};
 use lighter_devices::gpu::control::{FromSession, SessionConfig, ToSession};
 use lighter_devices::gpu::session::Limits;
 use lighter_devices::gpu::worker;
@@ -19,8 +20,6 @@ use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().collect();
@@ -44,9 +43,7 @@ fn main() -> Result<(), Failure> {
 
 /// A command that runs a program with the libraries of the root.
 fn in_root(root: &Path, program: &Path) -> Command {
-    let mut command = Command::new(root.join("lib64/ld-linux-x86-64.so.2"));
-    command.arg("--library-path").arg(root.join(LIBRARIES)).arg(program);
-    command
+    engine_root::command(program, Loader::of_root(root).as_ref(), &[])
 }
 
 fn render_server(root: &Path, socket: &OwnedFd) -> Result<Child, Failure> {
@@ -72,7 +69,7 @@ fn serve(program: &str, root: &Path, client: UnixStream, stream: u64) -> Result<
     let mut session = in_root(root, Path::new(program)).arg("--session").stdin(Stdio::from(far)).spawn()?;
     let limits =
         Limits { max_contexts: 1, max_blobs: 65_536, max_blob_bytes: 64 << 30, max_request_bytes: 4 << 20 };
-    let library = root.join(LIBRARIES).join("libvirglrenderer.so.1");
+    let library = library_folder(root).join("libvirglrenderer.so.1");
     let configure = ToSession::Configure(SessionConfig { library, limits });
     lighter_wire::send(near.as_fd(), &configure, &[server_ours.as_fd()])?;
     drop(server_ours);

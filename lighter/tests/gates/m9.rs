@@ -53,6 +53,18 @@ fn a_container_without_the_device_is_refused_also_at_the_socket_itself() {
 }
 
 #[test]
+fn one_gpu_is_shown_by_its_name_and_a_wrong_name_is_refused_by_docker() {
+    let engine = Engine::take();
+    let _daemon = daemon(&engine, "");
+    for name in ["lighter.sh/gpu=cpu", "lighter.sh/gpu=0"] {
+        let (works, says) = attempt(&engine, &["--device", name], SID);
+        assert!(works && says.contains(VENUS) && says.contains("wrong values: 0"), "{name}: {says}");
+    }
+    let (works, says) = attempt(&engine, &["--device", "lighter.sh/gpu=none"], SID);
+    assert!(!works && says.contains("lighter.sh/gpu=none"), "{says}");
+}
+
+#[test]
 fn three_containers_compute_at_once() {
     let engine = Engine::take();
     let _daemon = daemon(&engine, "");
