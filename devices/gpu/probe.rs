@@ -142,9 +142,29 @@ pub fn gpus(program: &Path, config: &GpuConfig, renderer: &Renderer) -> Result<V
     let mut command = engine_root::command(program, renderer.loader.as_ref(), &renderer.environment);
     command.args(["probe", "gpu"]);
     match crate::ask::ask(command, &(), LIMIT) {
-        Ok(Answer::Devices { devices }) => rank::choose(config, &devices),
+        Ok(Answer::Devices { devices }) => {
+            let mut gpus = rank::choose(config, &devices)?;
+            for gpu in &mut gpus {
+                gpu.engine.description = describe(gpu.mode, renderer);
+            }
+            Ok(gpus)
+        }
         Ok(Answer::Failed { reason }) => Err(broken(format!("Vulkan cannot be loaded: {reason}"))),
         Err(reason) => Err(broken(format!("Vulkan's devices cannot be listed: {reason}"))),
+    }
+}
+
+/// What a person should know of how a GPU is served.
+fn describe(mode: Mode, renderer: &Renderer) -> String {
+    let memory = match mode {
+        Mode::Export => "the driver's own memory",
+        Mode::Hostmem { .. } => "shared memory, which the driver imports",
+    };
+    match (&renderer.loader, &renderer.passed_over) {
+        (Some(_), Some(why)) => {
+            format!("{memory}; the renderer that lighter setup gpu made: {why}")
+        }
+        _ => format!("{memory}; this system's renderer, {}", renderer.library.display()),
     }
 }
 
