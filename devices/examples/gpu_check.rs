@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A client of Vulkan for tests and measurements: computes on a device and compares every value, or measures.
 //!
-//! usage: gpu_check [check|bench|hold|wait|allocate BYTES] [DEVICE]
+//! usage: gpu_check [check|bench|hold|wait|repeat TIMES|allocate BYTES] [DEVICE]
 //!
 //! - `check` (the default) computes in three kinds of memory and prints `NAME: wrong values: 0`;
 //! - `bench` prints what a step takes, as one line of JSON;
 //! - `hold` computes again and again until something fails, and says what;
+//! - `repeat` checks so many times with one device;
 //! - `wait` waits for one long computation, and says what failed;
 //! - `allocate` takes mapped memory piece by piece and writes to all of it, until BYTES or an error.
 //!
@@ -42,6 +43,11 @@ fn main() -> Result<(), Failure> {
                 }
             }
         }
+        "repeat" => {
+            let times: u32 = words.next().ok_or("how many times?")?.parse()?;
+            let gpu = Gpu::open(words.next())?;
+            (0..times).try_for_each(|_| check(&gpu))
+        }
         "wait" => {
             let gpu = Gpu::open(words.next())?;
             let mapped = gpu.map(4 << 20, *gpu.mapped_types().first().ok_or("no memory can be mapped")?)?;
@@ -58,7 +64,7 @@ fn main() -> Result<(), Failure> {
             let most = words.next().ok_or("how many bytes?")?.parse()?;
             allocate(&Gpu::open(words.next())?, most)
         }
-        other => Err(format!("{other}: check, bench, hold, wait or allocate").into()),
+        other => Err(format!("{other}: check, bench, hold, wait, repeat or allocate").into()),
     }
 }
 

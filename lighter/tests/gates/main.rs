@@ -16,6 +16,7 @@ mod bad_input;
 mod engines;
 mod gpu;
 mod gpu_death;
+mod gpu_soak;
 mod harm;
 mod lifecycle;
 mod m10;
