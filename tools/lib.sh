@@ -3,11 +3,11 @@
 # Sourced, never run. Refuses nothing; the callers do.
 # shellcheck shell=bash
 
-# These are read by the scripts that source this file.
+# These are read by the scripts that source this file. The folder may be a copy of this one alone: `lighter setup` brings
+# what it needs of it.
 # shellcheck disable=SC2034
-repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# shellcheck disable=SC2034
-tools=$repo/tools
+tools=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repo=$(dirname "$tools")
 cache=${LIGHTER_CACHE:-$repo/.cache}
 program=$(basename "$0")
 

@@ -27,6 +27,7 @@ mod mps;
 mod mps_suites;
 mod network;
 mod old_clients;
+mod root_setup;
 mod soak;
 mod support;
 mod vulkan;
