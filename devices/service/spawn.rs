@@ -16,8 +16,9 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, UnshareFlags, configure_capability_in_ambient_set, set_capabilities,
-    set_keep_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, UnshareFlags, configure_capability_in_ambient_set,
+    set_capabilities, set_capabilities_secure_bits, set_no_new_privs, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
 };
 
 use super::sandbox::{Sandbox, User};
@@ -192,9 +193,56 @@ fn become_user(user: &User) -> rustix::io::Result<()> {
         return set_thread_res_uid(user.uid, user.uid, user.uid);
     }
     let kept = CapabilitySet::DAC_READ_SEARCH;
-    // Else the change of the user takes all capabilities, and the exec those that are not ambient.
-    set_keep_capabilities(true)?;
+    // Else the change of the user takes all capabilities, and so does each access(2) of the new user, by which loaders look
+    // whether a file is there. Kept over the exec, which takes those capabilities that are not ambient.
+    set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)?;
     set_thread_res_uid(user.uid, user.uid, user.uid)?;
     set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: kept })?;
     configure_capability_in_ambient_set(kept, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::sandbox::{Needs, can_change_users, prepare};
+    use super::*;
+
+    #[test]
+    fn a_worker_passes_a_closed_folder_to_its_engine_also_when_it_asks_by_access() {
+        if !can_change_users() {
+            eprintln!("SKIPPED: only root gives workers users of their own");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        let (engine, other) = (dir.path().join("engine"), dir.path().join("other"));
+        for folder in [&engine, &other] {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::write(folder.join("library"), "").unwrap();
+        }
+        let run = |program: &str, args: &[&Path]| {
+            let program = WorkerProgram::new(Path::new(program), Vec::new()).unwrap();
+            let system = ["/usr/lib", "/lib", "/lib64", "/etc/ld.so.cache"].map(PathBuf::from);
+            let folders: Vec<PathBuf> = system.into_iter().chain([engine.clone()]).collect();
+            let sandbox = prepare(&Needs {
+                kind: Kind::Gpu,
+                program: program.file(),
+                folders: &folders,
+                own_folder: None,
+                on_processor: true,
+                max_bytes: 1 << 20,
+                apart: false,
+            });
+            let mut command = Command::new(program.inherited_path());
+            command.args(args).env_clear().stderr(Stdio::null());
+            restrict(&mut command, &program, Some(sandbox.unwrap()));
+            command.status().unwrap().code()
+        };
+        // By access(2), as the Vulkan loader asks.
+        assert_eq!(run("/usr/bin/test", &[Path::new("-r"), &engine.join("library")]), Some(0));
+        assert_eq!(run("/usr/bin/test", &[Path::new("-r"), &engine.join("none")]), Some(1));
+        assert_eq!(run("/usr/bin/cat", &[&engine.join("library")]), Some(0));
+        assert_eq!(run("/usr/bin/cat", &[&other.join("library")]), Some(1), "not the engine's");
+    }
 }
