@@ -9,7 +9,8 @@
 //! A daemon of another version is refused before the first stream.
 //!
 //! Beside it what services with workers have in common: a thread for each container ([`wardens`]), starting a process
-//! ([`spawn`]) that may do little ([`sandbox`]), that process while it lives ([`process`]), what the host has ([`known`]), and
+//! ([`spawn`]) that may do little ([`sandbox`]), that process while it lives ([`process`]), what the host has ([`known`]), who waits for
+//! its counters ([`reports`]), and
 //! bounds on what all that may cost ([`limiter`], [`crashes`], [`troubles`]).
 
 pub(crate) mod crashes;
@@ -18,6 +19,7 @@ pub(crate) mod limiter;
 mod lines;
 mod link;
 pub(crate) mod process;
+pub(crate) mod reports;
 pub(crate) mod sandbox;
 pub(crate) mod spawn;
 pub(crate) mod troubles;

@@ -46,6 +46,15 @@ impl Limiter {
             Verdict::Drop
         }
     }
+
+    /// Writes a warning about a container, if it may.
+    pub(crate) fn warn(&mut self, container: &str, text: &str) {
+        match self.check(Instant::now()) {
+            Verdict::Write { left_out: 0 } => tracing::warn!(container, "{text}"),
+            Verdict::Write { left_out } => tracing::warn!(container, left_out, "{text}"),
+            Verdict::Drop => {}
+        }
+    }
 }
 
 #[cfg(test)]

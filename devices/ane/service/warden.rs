@@ -305,11 +305,7 @@ impl Warden {
     }
 
     pub(super) fn warn(&mut self, text: &str) {
-        match self.limiter.check(Instant::now()) {
-            Verdict::Write { left_out: 0 } => tracing::warn!(container = self.container, "{text}"),
-            Verdict::Write { left_out } => tracing::warn!(container = self.container, left_out, "{text}"),
-            Verdict::Drop => {}
-        }
+        self.limiter.warn(&self.container, text);
     }
 
     /// The worker takes too long.

@@ -138,7 +138,7 @@ impl Live {
 
     /// Ends all, and tells what their last words were.
     pub(super) fn obituary(&mut self) -> String {
-        self.session.kill();
+        self.kill();
         let server = self.server.obituary();
         let session = self.session.obituary();
         format!("; session{session}; render server{server}")

@@ -3,7 +3,7 @@
 //!
 //! A stream's processes end together: whichever ends first, the session is killed, and with that the client is told.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -22,6 +22,7 @@ use super::start::start;
 use crate::host::Probe;
 use crate::service::crashes::Crashes;
 use crate::service::limiter::{Limiter, Verdict};
+use crate::service::reports::Reports;
 use crate::service::wardens::{Ask, Inbox, has_hung_up, wait_for};
 use crate::text::{cut, with_causes};
 
@@ -52,10 +53,7 @@ pub(super) struct Warden {
     pub(super) limiter: Limiter,
     /// Of the renderers' lines.
     pub(super) chatter: Limiter,
-    pub(super) report_seq: u64,
-    /// Streams whose sessions have been asked for their counters.
-    pub(super) reports_due: BTreeSet<u64>,
-    pub(super) reporters: Vec<Sender<()>>,
+    pub(super) reports: Reports,
 }
 
 impl Warden {
@@ -152,30 +150,21 @@ impl Warden {
     }
 
     fn report(&mut self, done: Sender<()>) {
-        self.report_seq += 1;
-        let message = ToSession::Report { seq: self.report_seq };
+        let message = ToSession::Report { seq: self.reports.begin(done) };
         let mut silent = Vec::new();
         for (stream, serving) in &self.streams {
             if serving.live.phase != Phase::Serving {
                 continue;
             }
             match serving.live.say(&message) {
-                Ok(()) => drop(self.reports_due.insert(*stream)),
+                Ok(()) => self.reports.asked(*stream),
                 Err(error) => silent.push((*stream, with_causes(&error))),
             }
         }
-        self.reporters.push(done);
         for (stream, error) in silent {
             self.crashed(stream, &format!("the session takes no message: {error}"));
         }
-        self.settle_reports();
-    }
-
-    /// Lets who waits for counters go on when the last ones are there.
-    fn settle_reports(&mut self) {
-        if self.reports_due.is_empty() {
-            self.reporters.clear();
-        }
+        self.reports.settle();
     }
 
     /// Takes in what a stream's processes say and do.
@@ -235,11 +224,9 @@ impl Warden {
                 tracing::info!(container = self.container, stream, program = cut(&name), "Vulkan instance");
             }
             (FromSession::Counters(counters), _) => {
-                if counters.seq == self.report_seq {
-                    self.reports_due.remove(&stream);
-                }
+                let seq = counters.seq;
                 self.readings().update(stream, counters);
-                self.settle_reports();
+                self.reports.answered(stream, seq);
             }
             (FromSession::Ended { stream: named, reason }, Phase::Serving) if named == stream => {
                 serving.live.phase = Phase::Ending { deadline: Instant::now() + END_LIMIT };
@@ -266,11 +253,7 @@ impl Warden {
     }
 
     fn warn(&mut self, text: &str) {
-        match self.limiter.check(Instant::now()) {
-            Verdict::Write { left_out: 0 } => tracing::warn!(container = self.container, "{text}"),
-            Verdict::Write { left_out } => tracing::warn!(container = self.container, left_out, "{text}"),
-            Verdict::Drop => {}
-        }
+        self.limiter.warn(&self.container, text);
     }
 
     /// A stream is of no use any more: its processes go, and the container may have to wait.
@@ -292,20 +275,20 @@ impl Warden {
 
     /// A stream's processes have ended, or should have by now.
     fn forget(&mut self, stream: u64) {
-        let Some(mut serving) = self.remove(stream) else { return };
-        serving.live.end();
+        if self.remove(stream).is_none() {
+            return;
+        }
         tracing::debug!(container = self.container, stream, "session ended");
     }
 
     fn remove(&mut self, stream: u64) -> Option<Serving> {
-        let serving = self.streams.remove(&stream)?;
-        // The client is told at once; the processes are waited for by the caller.
-        serving.live.kill();
+        let mut serving = self.streams.remove(&stream)?;
+        // Before it is counted as gone.
+        serving.live.end();
         self.shared.sessions.fetch_sub(1, Ordering::Relaxed);
         let open = self.streams.len();
         self.readings().stream_ended(stream, open);
-        self.reports_due.remove(&stream);
-        self.settle_reports();
+        self.reports.gone(stream);
         Some(serving)
     }
 

@@ -370,11 +370,7 @@ impl Warden {
     }
 
     fn warn(&mut self, text: &str) {
-        match self.limiter.check(Instant::now()) {
-            Verdict::Write { left_out: 0 } => tracing::warn!(container = self.container, "{text}"),
-            Verdict::Write { left_out } => tracing::warn!(container = self.container, left_out, "{text}"),
-            Verdict::Drop => {}
-        }
+        self.limiter.warn(&self.container, text);
     }
 
     /// The worker's process has ended, or is about to: takes in its last words first.

@@ -16,7 +16,7 @@ mod nursery;
 mod refuse;
 mod warden;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,6 +29,7 @@ use super::config::MpsConfig;
 use super::readings::Readings;
 use crate::service::crashes::Crashes;
 use crate::service::limiter::Limiter;
+use crate::service::reports::Reports;
 use crate::service::troubles::Troubles;
 use crate::service::wardens::{Accounts, Handle, Wardens, mailbox};
 use crate::service::{ReportAnswer, RevokeAnswer, Service, sandbox, serve};
@@ -129,9 +130,7 @@ impl MpsService {
             ),
             limiter: Limiter::new(Instant::now()),
             chatter: Limiter::new(Instant::now()),
-            report_seq: 0,
-            reports_due: BTreeSet::new(),
-            reporters: Vec::new(),
+            reports: Reports::default(),
         };
         let thread = std::thread::Builder::new().name("warden".to_owned()).spawn(move || warden.run())?;
         // A warden of this device is never in the middle of anything long.

@@ -4,7 +4,7 @@
 //! A thread a container, which waits in one poll for the service and for every worker's socket, standard error and end.
 //! What a worker says is a stranger's word.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -24,6 +24,7 @@ use super::refuse::Refused;
 use crate::host::Probe;
 use crate::service::crashes::Crashes;
 use crate::service::limiter::{Limiter, Verdict};
+use crate::service::reports::Reports;
 use crate::service::wardens::{Ask, Inbox, has_hung_up, is_readable, wait_for};
 use crate::text::{cut, with_causes};
 
@@ -57,10 +58,7 @@ pub(super) struct Warden {
     pub(super) limiter: Limiter,
     /// Of the workers' lines.
     pub(super) chatter: Limiter,
-    pub(super) report_seq: u64,
-    /// Streams whose workers have been asked for their counters.
-    pub(super) reports_due: BTreeSet<u64>,
-    pub(super) reporters: Vec<Sender<()>>,
+    pub(super) reports: Reports,
 }
 
 impl Warden {
@@ -184,30 +182,21 @@ impl Warden {
     }
 
     fn report(&mut self, done: Sender<()>) {
-        self.report_seq += 1;
-        let message = ToWorker::Report { seq: self.report_seq };
+        let message = ToWorker::Report { seq: self.reports.begin(done) };
         let mut silent = Vec::new();
         for (stream, serving) in &self.streams {
             if serving.live.phase != Phase::Serving {
                 continue;
             }
             match serving.live.say(&message) {
-                Ok(()) => drop(self.reports_due.insert(*stream)),
+                Ok(()) => self.reports.asked(*stream),
                 Err(error) => silent.push((*stream, with_causes(&error))),
             }
         }
-        self.reporters.push(done);
         for (stream, error) in silent {
             self.crashed(stream, &format!("it takes no message: {error}"));
         }
-        self.settle_reports();
-    }
-
-    /// Lets who waits for counters go on when the last ones are there.
-    fn settle_reports(&mut self) {
-        if self.reports_due.is_empty() {
-            self.reporters.clear();
-        }
+        self.reports.settle();
     }
 
     /// Takes in what a worker says and does.
@@ -261,11 +250,9 @@ impl Warden {
                 self.crashed(stream, &format!("it cannot open the engine: {}", cut(&reason)));
             }
             (FromWorker::Counters(counters), _) => {
-                if counters.seq == self.report_seq {
-                    self.reports_due.remove(&stream);
-                }
+                let seq = counters.seq;
                 self.readings().update(stream, counters);
-                self.settle_reports();
+                self.reports.answered(stream, seq);
             }
             (FromWorker::Ended { stream: named, reason }, Phase::Serving) if named == stream => {
                 serving.live.phase = Phase::Ending { deadline: Instant::now() + END_LIMIT };
@@ -309,11 +296,7 @@ impl Warden {
     }
 
     fn warn(&mut self, text: &str) {
-        match self.limiter.check(Instant::now()) {
-            Verdict::Write { left_out: 0 } => tracing::warn!(container = self.container, "{text}"),
-            Verdict::Write { left_out } => tracing::warn!(container = self.container, left_out, "{text}"),
-            Verdict::Drop => {}
-        }
+        self.limiter.warn(&self.container, text);
     }
 
     /// A worker is of no use any more: its stream goes with it, and the container may have to wait.
@@ -350,8 +333,7 @@ impl Warden {
         self.shared.workers.fetch_sub(1, Ordering::Relaxed);
         let open = self.streams.len();
         self.readings().stream_ended(stream, open);
-        self.reports_due.remove(&stream);
-        self.settle_reports();
+        self.reports.gone(stream);
         Some(serving)
     }
 
