@@ -85,7 +85,7 @@ pub(crate) unsafe extern "system" fn create_device(
     let create: Option<vk::PFN_vkCreateDevice> = unsafe {
         next(instance.handle, c"vkCreateDevice".as_ptr()).map(|function| std::mem::transmute(function))
     };
-    let Some(create) = create.or(instance.create_device) else { return FAILED };
+    let Some(create) = create else { return FAILED };
     // SAFETY: a physical device of the instance.
     let (known, known_uuid) =
         unsafe { (driver_extensions(&instance, physical_device), uuid(&instance, physical_device)) };
